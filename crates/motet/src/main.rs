@@ -1,0 +1,2 @@
+//! motet
+fn main() {}
