@@ -1,1 +1,5 @@
-//! cpu
+//! A device that runs networks on the CPU: the definition of every operation on rows, and faster ways to the same bits.
+
+pub mod isa;
+pub mod lanes;
+pub mod rows;
