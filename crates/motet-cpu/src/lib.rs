@@ -2,4 +2,5 @@
 
 pub mod isa;
 pub mod lanes;
+pub mod math;
 pub mod rows;
