@@ -3,4 +3,5 @@
 pub mod isa;
 pub mod lanes;
 pub mod math;
+pub mod pool;
 pub mod rows;
