@@ -1,0 +1,320 @@
+//! The stream of one request's events: a small ring between the engine's thread and one reader.
+//!
+//! The request owns it: dropping the reading end is the cancellation, and when the writing ends are gone the stream
+//! ends. The ring is sized for the whole answer when the request is submitted, so the engine never allocates and
+//! never waits for a reader. No async runtime is needed; any executor can poll it, and so can a plain thread.
+
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+/// What happens to a request, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A choice has a place and begins to run; once per choice.
+    Started {
+        /// Which of the request's choices.
+        choice: u32,
+        /// Tokens of the prompt that need not be read again.
+        cached_tokens: usize,
+        /// Key of the noise: the request's or a random one.
+        seed: u64,
+    },
+    /// The score of the prompt's next token (from the second on), if `prompt_logprobs` was asked for.
+    Prompt(Scored),
+    /// The next token of a choice.
+    Token {
+        /// Which of the request's choices.
+        choice: u32,
+        /// The token and what was asked about it.
+        scored: Scored,
+    },
+    /// A choice is complete.
+    Finished {
+        /// Which of the request's choices.
+        choice: u32,
+        /// Why it ended.
+        reason: FinishReason,
+        /// What it took.
+        usage: Usage,
+    },
+    /// The request failed as a whole; nothing follows.
+    Failed(StreamError),
+}
+
+/// A token and what was asked about it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scored {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability under the raw logits, if asked for.
+    pub logprob: Option<f32>,
+    /// The most likely tokens with their log-probabilities, best first, if asked for.
+    pub top: Vec<(u32, f32)>,
+    /// Digest of the row of logits; 0 unless asked for.
+    pub digest: u64,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model chose this end token; it was not published.
+    EndToken(u32),
+    /// The request's [`Cut`](crate::Cut) said so; its last token was published.
+    Cut,
+    /// `max_tokens` or the end of the context.
+    Length,
+}
+
+/// Tokens of one choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// In the prompt.
+    pub prompt: usize,
+    /// Of the prompt, found in the prefix cache.
+    pub cached: usize,
+    /// Chosen, the end token included.
+    pub generated: usize,
+}
+
+/// Why a request that was running ended without an answer.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StreamError {
+    /// The engine was closed.
+    #[error("the engine was closed")]
+    EngineClosed,
+    /// A hidden row or a logit was not a number or infinite.
+    #[error("the network produced a value that is not finite at or after position {position}")]
+    NonFinite {
+        /// First position of the rows in that step.
+        position: usize,
+    },
+    /// The step that computed this request failed; others go on.
+    #[error("the step failed: {0}")]
+    DeviceFailed(String),
+    /// The workspace could not grow to what the request needs.
+    #[error("no memory for this request: {0}")]
+    Memory(String),
+}
+
+/// An event as it lies in the ring: fixed size, its list of likely tokens beside it.
+enum Item {
+    Started { choice: u32, cached_tokens: usize, seed: u64 },
+    Prompt(Token),
+    Token { choice: u32, token: Token },
+    Finished { choice: u32, reason: FinishReason, usage: Usage },
+    Failed(StreamError),
+}
+
+/// A scored token whose `top` entries lie in [`Ring::tops`].
+#[derive(Clone, Copy)]
+pub(crate) struct Token {
+    pub(crate) token: u32,
+    pub(crate) logprob: f32,
+    pub(crate) digest: u64,
+    top: u8,
+}
+
+impl Token {
+    pub(crate) fn new(token: u32, logprob: f32, digest: u64) -> Self {
+        Self { token, logprob, digest, top: 0 }
+    }
+}
+
+struct Ring {
+    items: VecDeque<Item>,
+    tops: VecDeque<(u32, f32)>,
+    /// Choices that have not finished.
+    open: u32,
+    waker: Option<Waker>,
+}
+
+struct Channel {
+    ring: Mutex<Ring>,
+    arrived: Condvar,
+    /// The reader is gone.
+    abandoned: AtomicBool,
+}
+
+/// What a ring must hold at most.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StreamSize {
+    pub(crate) choices: u32,
+    /// Tokens over all choices, prompt scores included.
+    pub(crate) tokens: usize,
+    /// Likely tokens over all of them.
+    pub(crate) tops: usize,
+}
+
+impl StreamSize {
+    /// Bytes of a ring for `tokens` tokens without lists of likely ones: for the plan.
+    pub(crate) fn bytes(tokens: usize) -> u64 {
+        ((tokens + 2) * size_of::<Item>() + size_of::<Channel>()) as u64
+    }
+}
+
+/// The reading end. Dropping it cancels the request.
+pub struct Stream {
+    channel: Arc<Channel>,
+}
+
+/// The writing end of one choice. Dropping it before the choice has finished fails the stream with `EngineClosed`.
+pub(crate) struct Sender {
+    channel: Arc<Channel>,
+    choice: u32,
+    done: bool,
+}
+
+/// A stream with the writing ends of its choices.
+pub(crate) fn stream(size: StreamSize) -> (Vec<Sender>, Stream) {
+    let ring = Ring {
+        items: VecDeque::with_capacity(size.tokens + 2 * size.choices as usize + 1),
+        tops: VecDeque::with_capacity(size.tops),
+        open: size.choices,
+        waker: None,
+    };
+    let (arrived, abandoned) = (Condvar::new(), AtomicBool::new(false));
+    let channel = Arc::new(Channel { ring: Mutex::new(ring), arrived, abandoned });
+    let senders =
+        (0..size.choices).map(|choice| Sender { channel: channel.clone(), choice, done: false }).collect();
+    (senders, Stream { channel })
+}
+
+impl Sender {
+    /// Whether the reader has left: nothing more should be computed for it.
+    pub(crate) fn abandoned(&self) -> bool {
+        self.channel.abandoned.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn started(&self, cached_tokens: usize, seed: u64) {
+        self.channel.push(Item::Started { choice: self.choice, cached_tokens, seed }, &[]);
+    }
+
+    pub(crate) fn prompt(&self, token: Token, top: &[(u32, f32)]) {
+        self.channel.push(Item::Prompt(Token { top: top.len() as u8, ..token }), top);
+    }
+
+    pub(crate) fn token(&self, token: Token, top: &[(u32, f32)]) {
+        let token = Token { top: top.len() as u8, ..token };
+        self.channel.push(Item::Token { choice: self.choice, token }, top);
+    }
+
+    pub(crate) fn finish(mut self, reason: FinishReason, usage: Usage) {
+        self.done = true;
+        self.channel.push(Item::Finished { choice: self.choice, reason, usage }, &[]);
+    }
+
+    pub(crate) fn fail(mut self, error: StreamError) {
+        self.done = true;
+        self.channel.push(Item::Failed(error), &[]);
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        if !self.done {
+            self.channel.push(Item::Failed(StreamError::EngineClosed), &[]);
+        }
+    }
+}
+
+impl Channel {
+    /// Appends an item unless the stream has ended, and wakes the reader.
+    fn push(&self, item: Item, top: &[(u32, f32)]) {
+        let mut ring = self.ring.lock();
+        if ring.open == 0 {
+            return;
+        }
+        match item {
+            Item::Finished { .. } => ring.open -= 1,
+            Item::Failed(_) => {
+                ring.open = 0;
+                // The other choices of a failed request have nobody to talk to.
+                self.abandoned.store(true, Ordering::Release);
+            }
+            _ => {}
+        }
+        ring.items.push_back(item);
+        ring.tops.extend(top);
+        let waker = ring.waker.take();
+        drop(ring);
+        self.arrived.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Ring {
+    fn pop(&mut self) -> Option<Event> {
+        Some(match self.items.pop_front()? {
+            Item::Started { choice, cached_tokens, seed } => Event::Started { choice, cached_tokens, seed },
+            Item::Prompt(token) => Event::Prompt(self.scored(token)),
+            Item::Token { choice, token } => Event::Token { choice, scored: self.scored(token) },
+            Item::Finished { choice, reason, usage } => Event::Finished { choice, reason, usage },
+            Item::Failed(error) => Event::Failed(error),
+        })
+    }
+
+    fn scored(&mut self, token: Token) -> Scored {
+        Scored {
+            token: token.token,
+            logprob: (!token.logprob.is_nan()).then_some(token.logprob),
+            top: self.tops.drain(..token.top as usize).collect(),
+            digest: token.digest,
+        }
+    }
+}
+
+impl Stream {
+    /// The next event; `None` once every choice has finished or the request has failed.
+    pub async fn next(&mut self) -> Option<Event> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// The same for hand-written futures.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        let mut ring = self.channel.ring.lock();
+        if let Some(event) = ring.pop() {
+            return Poll::Ready(Some(event));
+        }
+        if ring.open == 0 {
+            return Poll::Ready(None);
+        }
+        ring.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// The next event; parks the calling thread until there is one.
+    pub fn blocking_next(&mut self) -> Option<Event> {
+        let mut ring = self.channel.ring.lock();
+        loop {
+            if let Some(event) = ring.pop() {
+                return Some(event);
+            }
+            if ring.open == 0 {
+                return None;
+            }
+            self.channel.arrived.wait(&mut ring);
+        }
+    }
+
+    /// The next event if there is one now.
+    pub fn try_next(&mut self) -> Option<Event> {
+        self.channel.ring.lock().pop()
+    }
+
+    /// Whether every choice has finished (or the request failed) and all events were read.
+    pub fn is_over(&self) -> bool {
+        let ring = self.channel.ring.lock();
+        ring.open == 0 && ring.items.is_empty()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.channel.abandoned.store(true, Ordering::Release);
+    }
+}
