@@ -1,0 +1,158 @@
+//! Byte-level byte-pair encoding (GGUF model "gpt2").
+//!
+//! Files write each byte as a printable character (GPT-2's alphabet); here tokens are the bytes themselves, so that a
+//! token is its own text, and a merge is a pair of ids.
+
+use crate::TextError;
+use crate::merge::{Join, Merger, Symbol};
+use crate::pieces::{NONE, Pieces, hash_pair};
+use crate::pretokenize::PreTokenizer;
+use crate::vocabulary::{Vocabulary, kind};
+
+/// The merges as pairs of ids, and how text is cut into words.
+#[derive(Debug)]
+pub(crate) struct Bpe {
+    pre: &'static PreTokenizer,
+    /// The rules, best first.
+    rules: Vec<Rule>,
+    /// Open addressing over `rules`, by pair.
+    slots: Vec<u32>,
+    /// The token of each byte, [`NONE`] where the vocabulary lacks it.
+    bytes: [u32; 256],
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rule {
+    left: u32,
+    right: u32,
+    joined: u32,
+}
+
+impl Bpe {
+    pub(crate) fn new(vocabulary: &Vocabulary<'_>) -> Result<(Bpe, Pieces), TextError> {
+        let pre = PreTokenizer::named(vocabulary.pre.unwrap_or("default"))?;
+        let alphabet = Alphabet::new();
+        let pieces = pieces(vocabulary, &alphabet);
+
+        let mut rules = Vec::with_capacity(vocabulary.merges.len());
+        for (index, &rule) in vocabulary.merges.iter().enumerate() {
+            rules.push(read_rule(&pieces, &alphabet, index, rule)?);
+        }
+        let mut slots = vec![NONE; (rules.len() + rules.len() / 2 + 1).next_power_of_two()];
+        for (rank, rule) in rules.iter().enumerate() {
+            if let Err(slot) = probe(&slots, &rules, rule.left, rule.right) {
+                slots[slot] = rank as u32;
+            }
+        }
+        let bytes = std::array::from_fn(|byte| pieces.find(&[byte as u8]).unwrap_or(NONE));
+        Ok((Bpe { pre, rules, slots, bytes }, pieces))
+    }
+
+    /// Whether a beginning-of-sequence token is usual for this kind of model.
+    pub(crate) fn adds_bos(&self) -> bool {
+        self.pre.add_bos
+    }
+
+    /// Appends the ids of a text without special tokens. A byte that has no token is left out.
+    pub(crate) fn encode(&self, pieces: &Pieces, text: &str, ids: &mut Vec<u32>) {
+        let mut merger = Merger::default();
+        self.pre.split(text, &mut |word| {
+            if self.pre.whole_words
+                && let Some(id) = pieces.find(word.as_bytes())
+            {
+                return ids.push(id);
+            }
+            let symbols =
+                (0..).zip(word.bytes()).map(|(at, byte)| Symbol::new(at, at + 1, self.bytes[byte as usize]));
+            let join = |left: &Symbol, right: &Symbol| {
+                let rank = probe(&self.slots, &self.rules, left.id, right.id).ok()?;
+                Some(Join { priority: rank, id: self.rules[rank as usize].joined })
+            };
+            merger.run(symbols, join, |symbol| {
+                if symbol.id != NONE {
+                    ids.push(symbol.id);
+                }
+            });
+        });
+    }
+}
+
+/// All tokens as bytes. Ordinary tokens can be found by their bytes, then user-defined ones; control tokens cannot.
+fn pieces(vocabulary: &Vocabulary<'_>, alphabet: &Alphabet) -> Pieces {
+    let tokens = &vocabulary.tokens;
+    let mut pieces = Pieces::with_capacity(tokens.len(), tokens.iter().map(|token| token.len()).sum());
+    let mut ordinary = Vec::with_capacity(tokens.len());
+    for (&token, &kind) in tokens.iter().zip(&vocabulary.types) {
+        let special = matches!(kind, kind::UNKNOWN | kind::CONTROL | kind::USER_DEFINED);
+        let is_ordinary = !special && token.chars().all(|c| alphabet.byte(c).is_some());
+        if is_ordinary {
+            pieces.push(token.chars().filter_map(|c| alphabet.byte(c)));
+        } else {
+            pieces.push(token.bytes());
+        }
+        ordinary.push(is_ordinary);
+    }
+    for id in (0..).zip(&ordinary).filter_map(|(id, &ordinary)| ordinary.then_some(id)) {
+        pieces.index(id);
+    }
+    for (id, _) in (0..).zip(&vocabulary.types).filter(|&(_, &kind)| kind == kind::USER_DEFINED) {
+        pieces.index(id);
+    }
+    pieces
+}
+
+/// Reads "left right"; the space that parts them is the first one after the first character.
+fn read_rule(pieces: &Pieces, alphabet: &Alphabet, index: usize, rule: &str) -> Result<Rule, TextError> {
+    let missing = |part: &str| TextError::Merge { index, rule: rule.to_owned(), missing: part.to_owned() };
+    let first = rule.chars().next().map_or(0, char::len_utf8);
+    let gap = rule[first..].find(' ').ok_or_else(|| missing(rule))? + first;
+    let (left, right) = (&rule[..gap], &rule[gap + 1..]);
+    let mut bytes = Vec::new();
+    let mut find = |parts: &[&str]| {
+        bytes.clear();
+        for c in parts.iter().flat_map(|part| part.chars()) {
+            bytes.push(alphabet.byte(c).ok_or_else(|| missing(&parts.concat()))?);
+        }
+        pieces.find(&bytes).ok_or_else(|| missing(&parts.concat()))
+    };
+    Ok(Rule { left: find(&[left])?, right: find(&[right])?, joined: find(&[left, right])? })
+}
+
+/// The rank of the rule for a pair, or the slot where it would go.
+fn probe(slots: &[u32], rules: &[Rule], left: u32, right: u32) -> Result<u32, usize> {
+    let mask = slots.len() - 1;
+    let mut slot = hash_pair(left, right) as usize & mask;
+    loop {
+        match slots[slot] {
+            NONE => return Err(slot),
+            rank if (rules[rank as usize].left, rules[rank as usize].right) == (left, right) => {
+                return Ok(rank);
+            }
+            _ => slot = (slot + 1) & mask,
+        }
+    }
+}
+
+/// GPT-2's printable characters for the 256 bytes: the printable ones of Latin-1 stand for themselves, the others, in
+/// order, for U+0100 and after.
+struct Alphabet {
+    bytes: [Option<u8>; 0x144],
+}
+
+impl Alphabet {
+    fn new() -> Alphabet {
+        let mut bytes = [None; 0x144];
+        let mut next = 0x100;
+        for byte in 0..=255u8 {
+            let printable = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+            let code = if printable { usize::from(byte) } else { next };
+            next += usize::from(!printable);
+            bytes[code] = Some(byte);
+        }
+        Alphabet { bytes }
+    }
+
+    fn byte(&self, c: char) -> Option<u8> {
+        self.bytes.get(c as usize).copied().flatten()
+    }
+}
