@@ -5,3 +5,5 @@ pub mod lanes;
 pub mod math;
 pub mod pool;
 pub mod rows;
+#[cfg(test)]
+mod testing;

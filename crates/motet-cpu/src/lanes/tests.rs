@@ -2,18 +2,7 @@
 
 use super::*;
 use crate::isa::Isa;
-
-/// xorshift64*: the tests of this crate need no more.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
-    }
-}
+use crate::testing::Random;
 
 /// Bit patterns where rounding, overflow, denormals or conversions change.
 const EXTREMES: [u32; 42] = [
@@ -63,7 +52,7 @@ const EXTREMES: [u32; 42] = [
 
 /// Groups of 16 bit patterns: all pairs of extremes meet, then random patterns and random ordinary numbers.
 fn patterns(seed: u64) -> Vec<[u32; LANES]> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut all = Vec::new();
     for shift in 0..EXTREMES.len() {
         for start in 0..3 {

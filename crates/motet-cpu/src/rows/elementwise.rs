@@ -1,19 +1,343 @@
 //! One output element from the input elements at the same place.
+//!
+//! Gates work in place on the row that they are computed from: the product lands in the gate's row.
 
-use crate::lanes::{Lanes, dispatch};
+use super::Heads;
+use crate::lanes::{LANES, Lanes, dispatch};
+use crate::math;
+
+/// A function of one element.
+trait Of1: Copy {
+    fn lanes<L: Lanes>(self, l: L, y: L::F) -> L::F;
+}
+
+/// A function of two elements at the same place.
+trait Of2: Copy {
+    fn lanes<L: Lanes>(self, l: L, y: L::F, x: L::F) -> L::F;
+}
+
+/// y = f(y)
+#[inline(always)]
+fn change<L: Lanes>(l: L, f: impl Of1, y: &mut [f32]) {
+    let (y, y_tail) = y.as_chunks_mut::<LANES>();
+    for y in y {
+        l.store(f.lanes(l, l.load(y)), y);
+    }
+    if !y_tail.is_empty() {
+        l.store_tail(f.lanes(l, l.load_tail(y_tail, 0.0)), y_tail);
+    }
+}
+
+/// y = f(y, x)
+#[inline(always)]
+fn combine<L: Lanes>(l: L, f: impl Of2, y: &mut [f32], x: &[f32]) {
+    assert_eq!(y.len(), x.len(), "as many elements on both sides");
+    let (y, y_tail) = y.as_chunks_mut::<LANES>();
+    let (x, x_tail) = x.as_chunks::<LANES>();
+    for (y, x) in y.iter_mut().zip(x) {
+        l.store(f.lanes(l, l.load(y), l.load(x)), y);
+    }
+    if !y_tail.is_empty() {
+        l.store_tail(f.lanes(l, l.load_tail(y_tail, 0.0), l.load_tail(x_tail, 0.0)), y_tail);
+    }
+}
 
 dispatch! {
-    /// `y[i] = y[i] + x[i]`. Panics if the lengths differ.
+    /// `y[i] = y[i] + x[i]`: the residual stream, a bias. Panics if the lengths differ.
     pub fn add(y: &mut [f32], x: &[f32]) = add_on_lanes;
+}
+
+#[derive(Clone, Copy)]
+struct Add;
+
+impl Of2 for Add {
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L, y: L::F, x: L::F) -> L::F {
+        l.add(y, x)
+    }
 }
 
 #[inline(always)]
 fn add_on_lanes<L: Lanes>(l: L, y: &mut [f32], x: &[f32]) {
-    assert_eq!(y.len(), x.len(), "add: as many elements on both sides");
-    let (y, y_tail) = y.as_chunks_mut();
-    let (x, x_tail) = x.as_chunks();
-    for (y, x) in y.iter_mut().zip(x) {
-        l.store(l.add(l.load(y), l.load(x)), y);
+    combine(l, Add, y, x);
+}
+
+dispatch! {
+    /// `y[i] = factor · x[i] + y[i]`, one FMA. Panics if the lengths differ.
+    pub fn add_scaled(y: &mut [f32], x: &[f32], factor: f32) = add_scaled_on_lanes;
+}
+
+#[derive(Clone, Copy)]
+struct AddScaled(f32);
+
+impl Of2 for AddScaled {
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L, y: L::F, x: L::F) -> L::F {
+        l.fma(l.splat(self.0), x, y)
     }
-    l.store_tail(l.add(l.load_tail(y_tail, 0.0), l.load_tail(x_tail, 0.0)), y_tail);
+}
+
+#[inline(always)]
+fn add_scaled_on_lanes<L: Lanes>(l: L, y: &mut [f32], x: &[f32], factor: f32) {
+    combine(l, AddScaled(factor), y, x);
+}
+
+dispatch! {
+    /// `y[i] = y[i] · factor`.
+    pub fn scale(y: &mut [f32], factor: f32) = scale_on_lanes;
+}
+
+#[derive(Clone, Copy)]
+struct Scale(f32);
+
+impl Of1 for Scale {
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L, y: L::F) -> L::F {
+        l.mul(y, l.splat(self.0))
+    }
+}
+
+#[inline(always)]
+fn scale_on_lanes<L: Lanes>(l: L, y: &mut [f32], factor: f32) {
+    change(l, Scale(factor), y);
+}
+
+dispatch! {
+    /// `y[i] = cap · tanh(y[i] / cap)`: the soft cap of final logits. Panics unless `cap` is positive.
+    pub fn softcap(y: &mut [f32], cap: f32) = softcap_on_lanes;
+}
+
+#[derive(Clone, Copy)]
+struct Softcap(f32);
+
+impl Of1 for Softcap {
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L, y: L::F) -> L::F {
+        let cap = l.splat(self.0);
+        l.mul(cap, math::tanh(l, l.div(y, cap)))
+    }
+}
+
+#[inline(always)]
+fn softcap_on_lanes<L: Lanes>(l: L, y: &mut [f32], cap: f32) {
+    assert!(cap > 0.0, "a soft cap of {cap}");
+    change(l, Softcap(cap), y);
+}
+
+dispatch! {
+    /// `gate[i] = silu(gate[i]) · x[i]`: SwiGLU, and the output gate of the gated delta rule. Panics if the lengths differ.
+    pub fn silu_mul(gate: &mut [f32], x: &[f32]) = silu_mul_on_lanes;
+}
+
+#[derive(Clone, Copy)]
+struct SiluMul;
+
+impl Of2 for SiluMul {
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L, y: L::F, x: L::F) -> L::F {
+        l.mul(math::silu(l, y), x)
+    }
+}
+
+#[inline(always)]
+fn silu_mul_on_lanes<L: Lanes>(l: L, gate: &mut [f32], x: &[f32]) {
+    combine(l, SiluMul, gate, x);
+}
+
+dispatch! {
+    /// `gate[i] = gelu_tanh(gate[i]) · x[i]`: GeGLU. Panics if the lengths differ.
+    pub fn gelu_tanh_mul(gate: &mut [f32], x: &[f32]) = gelu_tanh_mul_on_lanes;
+}
+
+#[derive(Clone, Copy)]
+struct GeluTanhMul;
+
+impl Of2 for GeluTanhMul {
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L, y: L::F, x: L::F) -> L::F {
+        l.mul(math::gelu_tanh(l, y), x)
+    }
+}
+
+#[inline(always)]
+fn gelu_tanh_mul_on_lanes<L: Lanes>(l: L, gate: &mut [f32], x: &[f32]) {
+    combine(l, GeluTanhMul, gate, x);
+}
+
+dispatch! {
+    /// `x[i] = x[i] · sigmoid(gate[i])` in each head: the output gate of gated attention.
+    ///
+    /// `x` and `gate` are rows, with as many heads of the same size in each. Panics if they differ or don't fit.
+    pub fn sigmoid_gate(x: &mut [f32], x_heads: Heads, gate: &[f32], gate_heads: Heads) = sigmoid_gate_on_lanes;
+}
+
+#[derive(Clone, Copy)]
+struct SigmoidGate;
+
+impl Of2 for SigmoidGate {
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L, y: L::F, x: L::F) -> L::F {
+        l.mul(y, math::sigmoid(l, x))
+    }
+}
+
+#[inline(always)]
+fn sigmoid_gate_on_lanes<L: Lanes>(l: L, x: &mut [f32], x_heads: Heads, gate: &[f32], gate_heads: Heads) {
+    x_heads.check(x.len());
+    gate_heads.check(gate.len());
+    assert_eq!(x_heads.count, gate_heads.count, "a gate for each head");
+    for head in 0..x_heads.count {
+        combine(l, SigmoidGate, &mut x[x_heads.range(head)], &gate[gate_heads.range(head)]);
+    }
+}
+
+dispatch! {
+    /// `y[i] = sigmoid(y[i])`.
+    pub fn sigmoid(y: &mut [f32]) = sigmoid_on_lanes;
+}
+
+#[derive(Clone, Copy)]
+struct Sigmoid;
+
+impl Of1 for Sigmoid {
+    #[inline(always)]
+    fn lanes<L: Lanes>(self, l: L, y: L::F) -> L::F {
+        math::sigmoid(l, y)
+    }
+}
+
+#[inline(always)]
+fn sigmoid_on_lanes<L: Lanes>(l: L, y: &mut [f32]) {
+    change(l, Sigmoid, y);
+}
+
+dispatch! {
+    /// Whether every element is finite. A hidden row or a logits row that is not ends its session.
+    pub fn is_finite(x: &[f32]) -> bool = is_finite_on_lanes;
+}
+
+#[inline(always)]
+fn is_finite_on_lanes<L: Lanes>(l: L, x: &[f32]) -> bool {
+    let exponent = l.splat_i(0x7f80_0000);
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let mut bad = 0;
+    for chunk in chunks {
+        bad |= l.mask_bits(l.ieq(l.and(l.bits(l.load(chunk)), exponent), exponent));
+    }
+    bad |= l.mask_bits(l.ieq(l.and(l.bits(l.load_tail(tail, 0.0)), exponent), exponent));
+    bad == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Random, assert_close, same_on_all};
+
+    const LENGTHS: [usize; 9] = [0, 1, 7, 15, 16, 17, 48, 100, 576];
+
+    fn sigmoid_f64(x: f64) -> f64 {
+        1.0 / (1.0 + (-x).exp())
+    }
+
+    /// Same bits everywhere on wild rows, the formula on ordinary ones.
+    fn check(
+        operation: impl Fn(crate::isa::Isa, &mut [f32], &[f32]),
+        formula: impl Fn(f64, f64) -> f64,
+        relative: f64,
+    ) {
+        let mut random = Random::new(5);
+        for n in LENGTHS {
+            for wild in [false, true] {
+                let (y, x) = if wild {
+                    (random.wild_row(n), random.wild_row(n))
+                } else {
+                    (random.row(n), random.row(n))
+                };
+                let found = same_on_all(|isa| {
+                    let mut y = y.clone();
+                    operation(isa, &mut y, &x);
+                    y
+                });
+                if !wild {
+                    let expected: Vec<f64> =
+                        y.iter().zip(&x).map(|(&y, &x)| formula(f64::from(y), f64::from(x))).collect();
+                    assert_close(&found, &expected, relative, 0.1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_is_its_formula_with_the_same_bits_everywhere() {
+        check(add, |y, x| y + x, 1e-7);
+        check(|isa, y, x| add_scaled(isa, y, x, 0.75), |y, x| y + 0.75 * x, 1e-7);
+        check(|isa, y, _| scale(isa, y, 1.25), |y, _| y * 1.25, 1e-7);
+        check(|isa, y, _| softcap(isa, y, 2.0), |y, _| 2.0 * (y / 2.0).tanh(), 4e-7);
+        check(silu_mul, |y, x| y * sigmoid_f64(y) * x, 5e-7);
+        check(
+            gelu_tanh_mul,
+            |y, x| {
+                x * 0.5
+                    * y
+                    * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (y + 0.044715 * y.powi(3))).tanh())
+            },
+            3e-6,
+        );
+        check(|isa, y, _| sigmoid(isa, y), |y, _| sigmoid_f64(y), 4e-7);
+    }
+
+    #[test]
+    fn gates_pick_their_heads_and_leave_the_rest() {
+        // Rows of [q | gate] per head: 3 heads of 20, the gate behind each q.
+        let (heads, dim) = (3, 20);
+        let mut random = Random::new(6);
+        let (x, gate) = (random.row(heads * dim + 5), random.row(2 * heads * dim));
+        let x_heads = Heads::packed(heads, dim);
+        let gate_heads = Heads { base: dim, count: heads, stride: 2 * dim, dim };
+        let found = same_on_all(|isa| {
+            let mut x = x.clone();
+            sigmoid_gate(isa, &mut x, x_heads, &gate, gate_heads);
+            x
+        });
+        let expected: Vec<f64> = (0..heads * dim)
+            .map(|i| f64::from(x[i]) * sigmoid_f64(f64::from(gate[i / dim * 2 * dim + dim + i % dim])))
+            .collect();
+        assert_close(&found[..heads * dim], &expected, 5e-7, 0.1);
+        assert_eq!(found[heads * dim..], x[heads * dim..]);
+    }
+
+    #[test]
+    fn finite_rows_are_told_from_others() {
+        for isa in crate::isa::Isa::available() {
+            for n in LENGTHS {
+                let row = Random::new(7).wild_row(n);
+                assert!(is_finite(isa, &row));
+                for at in 0..n.min(40) {
+                    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::from_bits(0x7f80_0001)] {
+                        let mut row = row.clone();
+                        row[at] = bad;
+                        assert!(!is_finite(isa, &row), "{isa} {n} {at}");
+                    }
+                }
+                if n > 0 {
+                    let mut row = row.clone();
+                    row[n - 1] = f32::MAX;
+                    assert!(is_finite(isa, &row));
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "as many elements")]
+    fn rows_of_different_lengths_are_refused() {
+        add(crate::isa::Isa::best(), &mut [0.0; 16], &[0.0; 17]);
+    }
+
+    #[test]
+    #[should_panic(expected = "does not fit")]
+    fn heads_beyond_the_row_are_refused() {
+        let heads = Heads::packed(3, 8);
+        sigmoid_gate(crate::isa::Isa::best(), &mut [0.0; 24], heads, &[0.0; 23], heads);
+    }
 }
