@@ -24,6 +24,19 @@ pub(crate) fn to_json(value: &Json, indent: Option<usize>, separators: Option<(&
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// `ensure_ascii=True`: characters beyond ASCII as `\u` and their UTF-16.
+pub(crate) fn escape_beyond_ascii(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_ascii() {
+            out.push(c);
+        } else {
+            out.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+        }
+    }
+    out
+}
+
 /// On one line, with separators of choice.
 struct Spaced<'a> {
     comma: &'a str,

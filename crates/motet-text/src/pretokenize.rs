@@ -126,14 +126,9 @@ const LLAMA3: Pass = &cl100k(LETTER, 3);
 const QWEN2: Pass = &cl100k(LETTER, 1);
 const QWEN35: Pass = &cl100k(LETTER | MARK, 1);
 
-/// ``[\p{P}$+<=>^~|`]+``, without the last one for most.
-const fn punctuation(more: &'static [(char, char)]) -> Class {
-    Class { kinds: PUNCT, ranges: more }
-}
-const FALCON_SYMBOLS: &[(char, char)] =
-    &[('$', '$'), ('+', '+'), ('<', '>'), ('^', '^'), ('`', '`'), ('|', '|'), ('~', '~')];
-const DEFAULT_SYMBOLS: &[(char, char)] =
-    &[('$', '$'), ('+', '+'), ('<', '>'), ('^', '^'), ('|', '|'), ('~', '~')];
+/// `[\p{P}$+<=>^~|]`
+const DEFAULT_PUNCTUATION: Class =
+    Class { kinds: PUNCT, ranges: &[('$', '$'), ('+', '+'), ('<', '>'), ('^', '^'), ('|', '|'), ('~', '~')] };
 
 const ASCII_PUNCTUATION: Class = ranges(&[('!', '/'), (':', '@'), ('[', '`'), ('{', '~')]);
 
@@ -212,11 +207,10 @@ static FAMILIES: &[PreTokenizer] = &[
             &[group(kinds(NUMBER), 1, 1)],
         ],
     ),
-    family(&["falcon"], &[&[group(punctuation(FALCON_SYMBOLS), 1, ANY_NUMBER)], GPT2, &[group(DIGIT, 3, 3)]]),
     family(
         &["default"],
         &[
-            &[group(punctuation(DEFAULT_SYMBOLS), 1, ANY_NUMBER)],
+            &[group(DEFAULT_PUNCTUATION, 1, ANY_NUMBER)],
             GPT2,
             &[group(kinds(NUMBER), 1, ANY_NUMBER)],
             &[group(DIGIT, 3, 3)],
@@ -428,3 +422,6 @@ static ASCII_KINDS: [u16; 128] = {
     }
     kinds
 };
+
+#[cfg(test)]
+mod tests;

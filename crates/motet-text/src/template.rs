@@ -8,12 +8,12 @@ use std::error::Error as _;
 use std::fmt;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use motet_gguf::Metadata;
 use serde_json::Value as Json;
 
-use crate::json::to_json;
+use crate::json::{escape_beyond_ascii, to_json};
 use crate::{TextError, Tokenizer};
 
 /// What is used where the file has no template.
@@ -22,7 +22,7 @@ const CHATML: &str = "\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 /// Steps after which a template is taken to run for ever.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 20_000_000;
 
 /// How many of the newest messages get a [mark](Rendered::marks), besides the first.
 const MARKED: usize = 15;
@@ -89,6 +89,8 @@ impl ChatTemplate {
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
+        environment.add_test("iterable", is_iterable);
+        environment.add_test("sequence", is_sequence);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment
@@ -148,7 +150,7 @@ impl ChatTemplate {
         let kwargs = conversation.kwargs.into_iter().flatten();
         let kwargs = kwargs.map(|(name, value)| (name.as_str(), Value::from(Serde(value))));
         // Of equal names the last one counts.
-        let context: Value = tokens.chain(kwargs).chain(given).collect();
+        let context = Value::from_pairs(tokens.chain(kwargs).chain(given));
         self.environment.get_template("chat template")?.render(context)
     }
 }
@@ -230,7 +232,7 @@ fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     let separators: Option<Vec<String>> = options.get("separators")?;
-    let _ascii: Option<bool> = options.get("ensure_ascii")?;
+    let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     options.assert_all_used()?;
     let mut json: Json = serde_json::to_value(value)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}")))?;
@@ -239,5 +241,18 @@ fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     }
     let separators =
         separators.as_deref().and_then(|pair| Some((pair.first()?.as_str(), pair.get(1)?.as_str())));
-    Ok(to_json(&json, indent, separators))
+    let text = to_json(&json, indent, separators);
+    Ok(if ascii { escape_beyond_ascii(&text) } else { text })
+}
+
+/// Jinja's test: None cannot be iterated, text and what is undefined can.
+fn is_iterable(value: &Value) -> bool {
+    use ValueKind::{Bytes, Iterable, Map, Seq, String, Undefined};
+    matches!(value.kind(), Seq | Map | Iterable | String | Bytes | Undefined)
+}
+
+/// Jinja's test: what has a length and items, which text and mappings have too.
+fn is_sequence(value: &Value) -> bool {
+    use ValueKind::{Bytes, Map, Seq, String, Undefined};
+    matches!(value.kind(), Seq | Map | String | Bytes | Undefined)
 }
