@@ -1,0 +1,255 @@
+//! From the tokens of one choice to its text: whole characters, up to a stop string, thinking apart from the answer,
+//! log-probabilities with the text they belong to.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use motet_text::{Detokenizer, Parts, ReasoningSplit, Stops, Tokenizer};
+
+/// A token with what the model thought of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Score {
+    pub(crate) token: u32,
+    /// `None` for the first token of a prompt.
+    pub(crate) logprob: Option<f32>,
+    /// The likeliest tokens in its place, best first.
+    pub(crate) top: Vec<(u32, f32)>,
+    /// Characters of the choice's text before this token.
+    pub(crate) offset: usize,
+}
+
+/// What a choice says next.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Piece {
+    pub(crate) reasoning: String,
+    pub(crate) content: String,
+    pub(crate) scores: Vec<Score>,
+}
+
+impl Piece {
+    /// Whether there is nothing in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.reasoning.is_empty() && self.content.is_empty() && self.scores.is_empty()
+    }
+
+    /// Adds what comes after it.
+    pub(crate) fn append(&mut self, next: Piece) {
+        self.reasoning.push_str(&next.reasoning);
+        self.content.push_str(&next.content);
+        self.scores.extend(next.scores);
+    }
+
+    fn take(&mut self, parts: &Parts) {
+        self.reasoning.push_str(&parts.reasoning);
+        self.content.push_str(&parts.content);
+    }
+}
+
+/// The text side of one choice.
+#[derive(Debug)]
+pub(crate) struct Voice {
+    detokenizer: Detokenizer,
+    stops: Stops,
+    split: ReasoningSplit,
+    /// Scores of tokens whose text is held back: it may be the beginning of a stop string. With the byte each starts at.
+    held: VecDeque<(usize, Score)>,
+    /// Text so far, held back or not, in bytes and characters; and what of it passed the stop strings, in bytes.
+    bytes: usize,
+    chars: usize,
+    passed: usize,
+    /// Whether a stop string was hit.
+    cut: bool,
+    thinking: Thinking,
+}
+
+/// Counts the tokens before the answer proper.
+#[derive(Debug, Clone, Copy, Default)]
+struct Thinking {
+    tokens: usize,
+    thought: bool,
+    answered: bool,
+}
+
+impl Voice {
+    /// A voice that ends before any of `stops`.
+    pub(crate) fn new(tokenizer: &Arc<Tokenizer>, stops: Stops, split: ReasoningSplit) -> Voice {
+        Voice {
+            detokenizer: tokenizer.stream(),
+            stops,
+            split,
+            held: VecDeque::new(),
+            bytes: 0,
+            chars: 0,
+            passed: 0,
+            cut: false,
+            thinking: Thinking::default(),
+        }
+    }
+
+    /// Takes a token; `score` if log-probabilities were asked for (its `offset` is set here).
+    pub(crate) fn push(&mut self, token: u32, score: Option<Score>) -> Piece {
+        let mut piece = Piece::default();
+        if self.cut {
+            return piece;
+        }
+        if let Some(score) = score {
+            self.held.push_back((self.bytes, Score { offset: self.chars, ..score }));
+        }
+        let text = self.detokenizer.push(token);
+        self.bytes += text.len();
+        self.chars += text.chars().count();
+        let until = self.stops.push(text);
+        self.cut = until.hit.is_some();
+        self.passed += until.text.len();
+        piece.take(self.split.push(until.text));
+        let passed = self.passed;
+        self.release(|start| start < passed, &mut piece);
+        self.note(&piece);
+        self.thinking.tokens += usize::from(!self.thinking.answered);
+        piece
+    }
+
+    /// What was held back at the end of the answer.
+    pub(crate) fn finish(&mut self) -> Piece {
+        let mut piece = Piece::default();
+        if !self.cut {
+            let rest = self.detokenizer.finish();
+            self.bytes += rest.len();
+            self.chars += rest.chars().count();
+            let until = self.stops.push(rest);
+            self.cut = until.hit.is_some();
+            self.passed += until.text.len();
+            piece.take(self.split.push(until.text));
+        }
+        if !self.cut {
+            let rest = self.stops.finish();
+            self.passed += rest.len();
+            piece.take(self.split.push(rest));
+        }
+        piece.take(self.split.finish());
+        let (passed, cut) = (self.passed, self.cut);
+        self.release(|start| start < passed || !cut, &mut piece);
+        self.note(&piece);
+        piece
+    }
+
+    /// Tokens of the answer that were thinking.
+    pub(crate) fn reasoning_tokens(&self) -> usize {
+        if self.thinking.thought { self.thinking.tokens } else { 0 }
+    }
+
+    /// Hands out the scores of the tokens that `may` be shown, by the byte of the text they start at: those of a stop
+    /// string never are, and those of a character's first bytes not before it is known to be none.
+    fn release(&mut self, may: impl Fn(usize) -> bool, piece: &mut Piece) {
+        while let Some((_, score)) = self.held.pop_front_if(|(start, _)| may(*start)) {
+            piece.scores.push(score);
+        }
+    }
+
+    fn note(&mut self, piece: &Piece) {
+        self.thinking.thought |= !piece.reasoning.is_empty();
+        self.thinking.answered |= !piece.content.is_empty();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::vocabulary::{self, END};
+
+    fn voice(stops: &[&str]) -> Voice {
+        let stops = Stops::new(stops.iter().map(|stop| stop.to_string()));
+        Voice::new(&vocabulary::bytes(), stops, ReasoningSplit::off())
+    }
+
+    /// A score that tells its token, as the engine would give it.
+    fn score(token: u32) -> Option<Score> {
+        Some(Score { token, logprob: Some(-1.0), top: Vec::new(), offset: 0 })
+    }
+
+    /// All that is said of a text whose tokens are its bytes, and the pieces.
+    fn say(voice: &mut Voice, text: &str) -> (Piece, Vec<Piece>) {
+        let mut pieces: Vec<Piece> =
+            text.bytes().map(|byte| voice.push(u32::from(byte), score(u32::from(byte)))).collect();
+        pieces.push(voice.finish());
+        let mut all = Piece::default();
+        for piece in &pieces {
+            all.append(Piece {
+                reasoning: piece.reasoning.clone(),
+                content: piece.content.clone(),
+                scores: piece.scores.clone(),
+            });
+        }
+        (all, pieces)
+    }
+
+    #[test]
+    fn a_character_comes_whole_and_a_stop_string_not_at_all() {
+        let (all, pieces) = say(&mut voice(&["STOP"]), "é STOP it");
+        assert_eq!(all.content, "é ");
+        assert_eq!(pieces[0].content, "");
+        assert_eq!(pieces[1].content, "é");
+        // The two bytes of é and the space; the tokens of the stop string are not shown.
+        assert_eq!(all.scores.iter().map(|score| score.token).collect::<Vec<_>>(), [0xc3, 0xa9, 0x20]);
+        assert_eq!(all.scores.iter().map(|score| score.offset).collect::<Vec<_>>(), [0, 0, 1]);
+    }
+
+    #[test]
+    fn what_only_began_a_stop_string_is_said_in_the_end() {
+        let (all, _) = say(&mut voice(&["STOP"]), "no STO");
+        assert_eq!(all.content, "no STO");
+        assert_eq!(all.scores.len(), 6);
+    }
+
+    #[test]
+    fn thinking_is_told_apart_and_counted() {
+        let mut voice =
+            Voice::new(&vocabulary::bytes(), Stops::new([]), ReasoningSplit::after_prompt("assistant\n"));
+        let mut all = Piece::default();
+        // <think> h m </think> \n o k
+        for token in [258, 104, 109, 259, 10, 111, 107] {
+            all.append(voice.push(token, None));
+        }
+        all.append(voice.finish());
+        assert_eq!((all.reasoning.as_str(), all.content.as_str()), ("hm", "ok"));
+        // All before the first token of the answer: the tags and the white space, too.
+        assert_eq!(voice.reasoning_tokens(), 5);
+    }
+
+    #[test]
+    fn an_answer_without_thinking_has_no_reasoning_tokens() {
+        let mut voice =
+            Voice::new(&vocabulary::bytes(), Stops::new([]), ReasoningSplit::after_prompt("assistant\n"));
+        voice.push(111, None);
+        voice.push(END, None);
+        voice.finish();
+        assert_eq!(voice.reasoning_tokens(), 0);
+    }
+
+    /// The text before the stop string that is complete first.
+    fn until_stop<'a>(text: &'a str, stops: &[&str]) -> (&'a str, bool) {
+        let hits = stops.iter().filter_map(|stop| text.find(stop).map(|start| (start + stop.len(), start)));
+        hits.min().map_or((text, false), |(_, start)| (&text[..start], true))
+    }
+
+    proptest! {
+        #[test]
+        fn the_text_is_that_before_the_first_stop_and_each_token_of_it_has_its_score(
+            text in "[abé€😀]{0,24}", stops in prop::collection::vec("[abé]{1,3}", 0..3),
+        ) {
+            let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+            let (all, _) = say(&mut voice(&stops), &text);
+            let (expected, _) = until_stop(&text, &stops);
+            prop_assert_eq!(&all.content, expected);
+            let bytes: Vec<u32> = expected.bytes().map(u32::from).collect();
+            prop_assert_eq!(all.scores.iter().map(|score| score.token).collect::<Vec<_>>(), bytes);
+            for (byte, score) in all.scores.iter().enumerate() {
+                // Characters that ended before this byte.
+                let before = expected.char_indices().filter(|(at, c)| at + c.len_utf8() <= byte).count();
+                prop_assert_eq!(score.offset, before);
+            }
+        }
+    }
+}
