@@ -1,6 +1,6 @@
 //! One output element from the input elements at the same place.
 //!
-//! Gates work in place on the row that they are computed from: the product lands in the gate's row.
+//! A gate is an activated row times another one; either of the two rows may take the product.
 
 use super::Heads;
 use crate::lanes::{LANES, Lanes, dispatch};
@@ -124,70 +124,101 @@ fn softcap_on_lanes<L: Lanes>(l: L, y: &mut [f32], cap: f32) {
     change(l, Softcap(cap), y);
 }
 
-dispatch! {
-    /// `gate[i] = silu(gate[i]) · x[i]`: SwiGLU, and the output gate of the gated delta rule. Panics if the lengths differ.
-    pub fn silu_mul(gate: &mut [f32], x: &[f32]) = silu_mul_on_lanes;
+/// The non-linear function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// [`math::silu`]
+    Silu,
+    /// [`math::gelu_tanh`]
+    GeluTanh,
+    /// [`math::sigmoid`]
+    Sigmoid,
 }
 
+/// y = activation(y) · x
 #[derive(Clone, Copy)]
-struct SiluMul;
+struct ActivateY(Activation);
 
-impl Of2 for SiluMul {
+impl Of2 for ActivateY {
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L, y: L::F, x: L::F) -> L::F {
-        l.mul(math::silu(l, y), x)
+        let activated = match self.0 {
+            Activation::Silu => math::silu(l, y),
+            Activation::GeluTanh => math::gelu_tanh(l, y),
+            Activation::Sigmoid => math::sigmoid(l, y),
+        };
+        l.mul(activated, x)
     }
 }
 
-#[inline(always)]
-fn silu_mul_on_lanes<L: Lanes>(l: L, gate: &mut [f32], x: &[f32]) {
-    combine(l, SiluMul, gate, x);
-}
-
-dispatch! {
-    /// `gate[i] = gelu_tanh(gate[i]) · x[i]`: GeGLU. Panics if the lengths differ.
-    pub fn gelu_tanh_mul(gate: &mut [f32], x: &[f32]) = gelu_tanh_mul_on_lanes;
-}
-
+/// y = activation(x) · y
 #[derive(Clone, Copy)]
-struct GeluTanhMul;
+struct ActivateX(Activation);
 
-impl Of2 for GeluTanhMul {
+impl Of2 for ActivateX {
     #[inline(always)]
     fn lanes<L: Lanes>(self, l: L, y: L::F, x: L::F) -> L::F {
-        l.mul(math::gelu_tanh(l, y), x)
+        ActivateY(self.0).lanes(l, x, y)
     }
 }
 
-#[inline(always)]
-fn gelu_tanh_mul_on_lanes<L: Lanes>(l: L, gate: &mut [f32], x: &[f32]) {
-    combine(l, GeluTanhMul, gate, x);
-}
-
 dispatch! {
-    /// `x[i] = x[i] · sigmoid(gate[i])` in each head: the output gate of gated attention.
+    /// `gate[i] = activation(gate[i]) · x[i]` in each head: SwiGLU, GeGLU. The activation is rounded, then the product.
     ///
-    /// `x` and `gate` are rows, with as many heads of the same size in each. Panics if they differ or don't fit.
-    pub fn sigmoid_gate(x: &mut [f32], x_heads: Heads, gate: &[f32], gate_heads: Heads) = sigmoid_gate_on_lanes;
-}
-
-#[derive(Clone, Copy)]
-struct SigmoidGate;
-
-impl Of2 for SigmoidGate {
-    #[inline(always)]
-    fn lanes<L: Lanes>(self, l: L, y: L::F, x: L::F) -> L::F {
-        l.mul(y, math::sigmoid(l, x))
-    }
+    /// Both are rows with as many heads of the same size. Panics if they differ or don't fit.
+    pub fn activate_times(
+        activation: Activation,
+        gate: &mut [f32],
+        gate_heads: Heads,
+        x: &[f32],
+        x_heads: Heads
+    ) = activate_times_on_lanes;
 }
 
 #[inline(always)]
-fn sigmoid_gate_on_lanes<L: Lanes>(l: L, x: &mut [f32], x_heads: Heads, gate: &[f32], gate_heads: Heads) {
+fn activate_times_on_lanes<L: Lanes>(
+    l: L,
+    activation: Activation,
+    gate: &mut [f32],
+    gate_heads: Heads,
+    x: &[f32],
+    x_heads: Heads,
+) {
+    combine_heads(l, ActivateY(activation), gate, gate_heads, x, x_heads);
+}
+
+dispatch! {
+    /// `x[i] = activation(gate[i]) · x[i]` in each head: gated attention, the output of the gated delta rule. As [`activate_times`],
+    /// but `x` takes the product.
+    pub fn times_activated(
+        x: &mut [f32],
+        x_heads: Heads,
+        activation: Activation,
+        gate: &[f32],
+        gate_heads: Heads
+    ) = times_activated_on_lanes;
+}
+
+#[inline(always)]
+fn times_activated_on_lanes<L: Lanes>(
+    l: L,
+    x: &mut [f32],
+    x_heads: Heads,
+    activation: Activation,
+    gate: &[f32],
+    gate_heads: Heads,
+) {
+    combine_heads(l, ActivateX(activation), x, x_heads, gate, gate_heads);
+}
+
+/// y = f(y, x) in each head
+#[inline(always)]
+fn combine_heads<L: Lanes>(l: L, f: impl Of2, y: &mut [f32], y_heads: Heads, x: &[f32], x_heads: Heads) {
+    y_heads.check(y.len());
     x_heads.check(x.len());
-    gate_heads.check(gate.len());
-    assert_eq!(x_heads.count, gate_heads.count, "a gate for each head");
-    for head in 0..x_heads.count {
-        combine(l, SigmoidGate, &mut x[x_heads.range(head)], &gate[gate_heads.range(head)]);
+    assert_eq!(y_heads.count, x_heads.count, "as many heads on both sides");
+    for head in 0..y_heads.count {
+        combine(l, f, &mut y[y_heads.range(head)], &x[x_heads.range(head)]);
     }
 }
 
@@ -273,16 +304,26 @@ mod tests {
         check(|isa, y, x| add_scaled(isa, y, x, 0.75), |y, x| y + 0.75 * x, 1e-7);
         check(|isa, y, _| scale(isa, y, 1.25), |y, _| y * 1.25, 1e-7);
         check(|isa, y, _| softcap(isa, y, 2.0), |y, _| 2.0 * (y / 2.0).tanh(), 4e-7);
-        check(silu_mul, |y, x| y * sigmoid_f64(y) * x, 5e-7);
-        check(
-            gelu_tanh_mul,
-            |y, x| {
-                x * 0.5
-                    * y
-                    * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (y + 0.044715 * y.powi(3))).tanh())
-            },
-            3e-6,
-        );
+        let gelu = |x: f64| {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        };
+        for (activation, formula, relative) in [
+            (Activation::Silu, (&|x| x * sigmoid_f64(x)) as &dyn Fn(f64) -> f64, 5e-7),
+            (Activation::GeluTanh, &gelu, 3e-6),
+            (Activation::Sigmoid, &sigmoid_f64, 5e-7),
+        ] {
+            let heads = |row: &[f32]| Heads::whole(row.len());
+            check(
+                |isa, y, x| activate_times(isa, activation, y, heads(y), x, heads(x)),
+                |y, x| formula(y) * x,
+                relative,
+            );
+            check(
+                |isa, y, x| times_activated(isa, y, heads(y), activation, x, heads(x)),
+                |y, x| formula(x) * y,
+                relative,
+            );
+        }
         check(|isa, y, _| sigmoid(isa, y), |y, _| sigmoid_f64(y), 4e-7);
     }
 
@@ -296,7 +337,7 @@ mod tests {
         let gate_heads = Heads { base: dim, count: heads, stride: 2 * dim, dim };
         let found = same_on_all(|isa| {
             let mut x = x.clone();
-            sigmoid_gate(isa, &mut x, x_heads, &gate, gate_heads);
+            times_activated(isa, &mut x, x_heads, Activation::Sigmoid, &gate, gate_heads);
             x
         });
         let expected: Vec<f64> = (0..heads * dim)
@@ -304,6 +345,13 @@ mod tests {
             .collect();
         assert_close(&found[..heads * dim], &expected, 5e-7, 0.1);
         assert_eq!(found[heads * dim..], x[heads * dim..]);
+        // The same product may land in the gate's row.
+        let mut row = gate.clone();
+        activate_times(crate::isa::Isa::best(), Activation::Sigmoid, &mut row, gate_heads, &x, x_heads);
+        for head in 0..heads {
+            assert_eq!(row[gate_heads.range(head)], found[x_heads.range(head)]);
+            assert_eq!(row[head * 2 * dim..][..dim], gate[head * 2 * dim..][..dim]);
+        }
     }
 
     #[test]
@@ -338,6 +386,6 @@ mod tests {
     #[should_panic(expected = "does not fit")]
     fn heads_beyond_the_row_are_refused() {
         let heads = Heads::packed(3, 8);
-        sigmoid_gate(crate::isa::Isa::best(), &mut [0.0; 24], heads, &[0.0; 23], heads);
+        times_activated(crate::isa::Isa::best(), &mut [0.0; 24], heads, Activation::Silu, &[0.0; 23], heads);
     }
 }

@@ -5,12 +5,16 @@
 //! operations, and every place where it rounds, is in its documentation; it depends on no other row. Most take one
 //! row, so a caller splits rows between threads as it likes; [`Heads`] narrows a row to some of its heads.
 
+pub mod convolution;
 pub mod elementwise;
 pub mod experts;
+pub mod gated_delta;
 pub mod norm;
 pub mod rope;
 
 use std::ops::Range;
+
+use crate::lanes::Lanes;
 
 /// Where equally long heads lie in a row: head h is `row[base + h * stride..][..dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,5 +107,23 @@ impl<'a> Rows<'a> {
     pub fn row(&self, row: usize) -> &'a [f32] {
         assert!(row < self.count, "row {row} of {}", self.count);
         &self.values[row * self.stride..][..self.width]
+    }
+}
+
+/// Up to 16 elements into lanes, +0 in the others.
+#[inline(always)]
+fn load<L: Lanes>(l: L, x: &[f32]) -> L::F {
+    match x.try_into() {
+        Ok(all) => l.load(all),
+        Err(_) => l.load_tail(x, 0.0),
+    }
+}
+
+/// As many lanes as there are elements (up to 16).
+#[inline(always)]
+fn store<L: Lanes>(l: L, v: L::F, x: &mut [f32]) {
+    match x.try_into() {
+        Ok(all) => l.store(v, all),
+        Err(_) => l.store_tail(v, x),
     }
 }

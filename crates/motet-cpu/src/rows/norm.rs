@@ -62,31 +62,58 @@ fn scale<L: Lanes>(l: L, y: &mut [f32], factor: f32, weight: Option<&[f32]>) {
 }
 
 dispatch! {
-    /// `y = x · r`, then `· weight` if there is one; r = 1 / √(Σx² / n + eps) (Zhang and Sennrich 2019).
+    /// `y = x · r`, then `· weight` if there is one, in each head; r = 1 / √(Σx² / n + eps) (Zhang and Sennrich 2019).
     ///
-    /// `x` and `y` are whole rows, `weight` as long as they are. Rounds Σx² / n, + eps, √, 1 /, · r, · weight.
-    /// Panics if the lengths differ.
-    pub fn rms_norm(y: &mut [f32], x: &[f32], weight: Option<&[f32]>, eps: f32) = rms_norm_on_lanes;
+    /// `x` and `y` are rows with as many heads of the same size n; `weight` `[n]` serves all of them.
+    /// Rounds Σx² / n, + eps, √, 1 /, · r, · weight. Panics if the shapes don't fit.
+    pub fn rms_norm(
+        y: &mut [f32],
+        y_heads: Heads,
+        x: &[f32],
+        x_heads: Heads,
+        weight: Option<&[f32]>,
+        eps: f32
+    ) = rms_norm_on_lanes;
 }
 
 #[inline(always)]
-fn rms_norm_on_lanes<L: Lanes>(l: L, y: &mut [f32], x: &[f32], weight: Option<&[f32]>, eps: f32) {
-    assert_eq!(y.len(), x.len(), "as many elements on both sides");
-    check_weight(weight, x.len());
-    let factor = rms_factor(l, x, eps);
-    y.copy_from_slice(x);
-    scale(l, y, factor, weight);
+fn rms_norm_on_lanes<L: Lanes>(
+    l: L,
+    y: &mut [f32],
+    y_heads: Heads,
+    x: &[f32],
+    x_heads: Heads,
+    weight: Option<&[f32]>,
+    eps: f32,
+) {
+    y_heads.check(y.len());
+    x_heads.check(x.len());
+    assert!(
+        y_heads.count == x_heads.count && y_heads.dim == x_heads.dim,
+        "as many heads of the same size on both sides"
+    );
+    check_weight(weight, x_heads.dim);
+    for head in 0..x_heads.count {
+        let (y, x) = (&mut y[y_heads.range(head)], &x[x_heads.range(head)]);
+        let factor = rms_factor(l, x, eps);
+        y.copy_from_slice(x);
+        scale(l, y, factor, weight);
+    }
 }
 
 dispatch! {
-    /// [`rms_norm`] of each head of a row, in place. `weight` is as long as a head and serves all of them.
-    ///
-    /// Panics if the heads don't fit in the row.
-    pub fn rms_norm_heads(row: &mut [f32], heads: Heads, weight: Option<&[f32]>, eps: f32) = rms_norm_heads_on_lanes;
+    /// [`rms_norm`] in place.
+    pub fn rms_norm_in_place(row: &mut [f32], heads: Heads, weight: Option<&[f32]>, eps: f32) = rms_norm_in_place_on_lanes;
 }
 
 #[inline(always)]
-fn rms_norm_heads_on_lanes<L: Lanes>(l: L, row: &mut [f32], heads: Heads, weight: Option<&[f32]>, eps: f32) {
+fn rms_norm_in_place_on_lanes<L: Lanes>(
+    l: L,
+    row: &mut [f32],
+    heads: Heads,
+    weight: Option<&[f32]>,
+    eps: f32,
+) {
     heads.check(row.len());
     check_weight(weight, heads.dim);
     for head in 0..heads.count {
@@ -100,11 +127,11 @@ dispatch! {
     /// `x = x · (factor / √(Σx² + eps))` for each head of a row, in place: q and k of the gated delta rule.
     ///
     /// Rounds Σx² + eps, √, factor /, · . Panics if the heads don't fit in the row.
-    pub fn l2_norm_heads(row: &mut [f32], heads: Heads, factor: f32, eps: f32) = l2_norm_heads_on_lanes;
+    pub fn l2_norm(row: &mut [f32], heads: Heads, factor: f32, eps: f32) = l2_norm_on_lanes;
 }
 
 #[inline(always)]
-fn l2_norm_heads_on_lanes<L: Lanes>(l: L, row: &mut [f32], heads: Heads, factor: f32, eps: f32) {
+fn l2_norm_on_lanes<L: Lanes>(l: L, row: &mut [f32], heads: Heads, factor: f32, eps: f32) {
     heads.check(row.len());
     for head in 0..heads.count {
         let head = &mut row[heads.range(head)];
@@ -134,9 +161,9 @@ mod tests {
                     let x = if wild { random.wild_row(n) } else { random.row(n) };
                     let found = same_on_all(|isa| {
                         let mut y = vec![7.0; n];
-                        rms_norm(isa, &mut y, &x, weight, 1e-5);
+                        rms_norm(isa, &mut y, Heads::whole(n), &x, Heads::whole(n), weight, 1e-5);
                         let mut in_place = x.clone();
-                        rms_norm_heads(isa, &mut in_place, Heads::whole(n), weight, 1e-5);
+                        rms_norm_in_place(isa, &mut in_place, Heads::whole(n), weight, 1e-5);
                         assert_eq!(crate::testing::bits(&y), crate::testing::bits(&in_place));
                         y
                     });
@@ -165,7 +192,7 @@ mod tests {
         let expected: Vec<u32> = x.iter().map(|x| (x * factor).to_bits()).collect();
         for isa in crate::isa::Isa::available() {
             let mut y = x.clone();
-            rms_norm_heads(isa, &mut y, Heads::whole(40), None, 1e-6);
+            rms_norm_in_place(isa, &mut y, Heads::whole(40), None, 1e-6);
             assert_eq!(crate::testing::bits(&y), expected);
         }
     }
@@ -177,7 +204,7 @@ mod tests {
         let (row, weight) = (random.row(130), random.row(20));
         let found = same_on_all(|isa| {
             let mut row = row.clone();
-            rms_norm_heads(isa, &mut row, heads, Some(&weight), 1e-6);
+            rms_norm_in_place(isa, &mut row, heads, Some(&weight), 1e-6);
             row
         });
         let mut expected: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
@@ -186,8 +213,21 @@ mod tests {
             expected[range.clone()].copy_from_slice(&rms_f64(&row[range], Some(&weight), 1e-6));
         }
         assert_close(&found, &expected, 1e-6, 1e-3);
+        let mut packed = vec![0.0; 80];
+        rms_norm(
+            crate::isa::Isa::best(),
+            &mut packed,
+            Heads::packed(4, 20),
+            &row,
+            heads,
+            Some(&weight),
+            1e-6,
+        );
+        for head in 0..4 {
+            assert_eq!(packed[head * 20..][..20], found[heads.range(head)]);
+        }
         let mut second = row.clone();
-        rms_norm_heads(crate::isa::Isa::best(), &mut second, heads.only(1..2), Some(&weight), 1e-6);
+        rms_norm_in_place(crate::isa::Isa::best(), &mut second, heads.only(1..2), Some(&weight), 1e-6);
         assert_eq!(second[33..53], found[33..53]);
         assert_eq!(second[53..], row[53..]);
         assert_eq!(second[..33], row[..33]);
@@ -201,7 +241,7 @@ mod tests {
             let row = if wild { random.wild_row(121) } else { random.row(121) };
             let found = same_on_all(|isa| {
                 let mut row = row.clone();
-                l2_norm_heads(isa, &mut row, heads, 0.125, 1e-6);
+                l2_norm(isa, &mut row, heads, 0.125, 1e-6);
                 row
             });
             if !wild {
@@ -221,6 +261,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "a weight for each element")]
     fn a_weight_of_another_length_is_refused() {
-        rms_norm(crate::isa::Isa::best(), &mut [0.0; 8], &[0.0; 8], Some(&[1.0; 7]), 1e-6);
+        rms_norm_in_place(crate::isa::Isa::best(), &mut [0.0; 8], Heads::whole(8), Some(&[1.0; 7]), 1e-6);
     }
 }
