@@ -1,1 +1,21 @@
-//! model
+//! Networks as programs: hyper-parameters, operations, one short file per architecture, and what follows from them
+//! without running anything (manifest, layouts, costs); the [`Batch`](batch::Batch) and the
+//! [`Device`](device::Device) contract.
+//!
+//! No arithmetic and no memory of sessions or weights lives here.
+
+pub mod arch;
+pub mod batch;
+pub mod cost;
+pub mod device;
+pub mod header;
+pub mod layout;
+pub mod network;
+pub mod program;
+
+mod builder;
+
+pub use batch::{Batch, Checkpoint, InFlight, PAGE, Segment, Slot};
+pub use device::{Device, DeviceError, Footprint, KvFormat, Limits, Observer, Stage};
+pub use network::Network;
+pub use program::Program;

@@ -1,0 +1,176 @@
+//! The contract between conversations and what computes them.
+//!
+//! The engine knows devices only through these traits: it decides which rows run and where state lies (slots,
+//! pages, checkpoints, all as numbers), the device owns the memory and the arithmetic. A device never decides
+//! which session runs, and keeps DESIGN law 2: a row's bits depend on its own conversation only.
+
+use crate::batch::{BatchLimits, InFlight, Slot};
+use crate::network::Network;
+use motet_gguf::ModelFile;
+use std::ops::Range;
+
+/// How keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvFormat {
+    /// Half precision, saturating at ±65,504.
+    #[default]
+    F16,
+    /// Single precision.
+    F32,
+    /// int8 with a scale per 32 values.
+    Q8_0,
+}
+
+/// What a stage is sized for. The same limits go to [`Device::footprint`] and [`Device::prepare`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Lengths of a batch.
+    pub batch: BatchLimits,
+    /// Sessions that may have recurrent state at once (slots `0..sessions`).
+    pub sessions: usize,
+    /// Positions per session.
+    pub context: usize,
+    /// Rows of logits computed at a time (default 16).
+    pub logit_rows: usize,
+    /// Pages of each pool of `StateLayout::pools`.
+    pub pages: Vec<usize>,
+    /// Places for saved recurrent state.
+    pub checkpoints: usize,
+    /// Format of keys and values.
+    pub kv: KvFormat,
+}
+
+/// What a stage will take, in bytes, known from the header alone. DESIGN law 4.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Footprint {
+    /// Weights as the device holds them.
+    pub weights: u64,
+    /// The workspace, by part; [`Footprint::workspace`] is their sum.
+    pub workspace_parts: Vec<(String, u64)>,
+    /// One page of each pool, all layers of the stage.
+    pub page: Vec<u64>,
+    /// Recurrent state of one session; a checkpoint takes the same.
+    pub recurrent: u64,
+}
+
+impl Footprint {
+    /// The workspace in bytes.
+    pub fn workspace(&self) -> u64 {
+        self.workspace_parts.iter().map(|(_, b)| b).sum()
+    }
+}
+
+/// Why a device refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// Something in the network that this device cannot run.
+    #[error("the device {device} can't run this network: {what}")]
+    Unsupported {
+        /// The device's name.
+        device: String,
+        /// What is missing.
+        what: String,
+    },
+    /// The model file does not hold what its header promised.
+    #[error("tensor {tensor}: {what}")]
+    Tensor {
+        /// The tensor's name.
+        tensor: String,
+        /// Expected and found.
+        what: String,
+    },
+    /// The system did not give the memory that was planned.
+    #[error("{bytes} bytes for {what} could not be had: {source}")]
+    Memory {
+        /// What for.
+        what: &'static str,
+        /// How much.
+        bytes: u64,
+        /// The system's word.
+        source: std::io::Error,
+    },
+    /// A compute thread panicked; the step's sessions fail, the stage goes on.
+    #[error("a compute thread panicked: {0}")]
+    Panic(String),
+    /// The batch broke a rule (`Batch::check`).
+    #[error("malformed batch: {0}")]
+    Batch(String),
+}
+
+/// What watches the inside of a step: imatrix and tools. The default methods look away.
+pub trait Observer: Send {
+    /// The input rows `[rows, width]` of the product with weight `tensor`; for experts with the expert's number.
+    fn product(&mut self, tensor: &str, expert: Option<usize>, rows: &[f32], width: usize) {
+        let _ = (tensor, expert, rows, width);
+    }
+    /// Raw logits `[vocab]` of a row that was asked for.
+    fn logits(&mut self, row: u32, logits: &[f32]) {
+        let _ = (row, logits);
+    }
+    /// The final hidden row `[d_model]`, after the output norm, of a row that was asked for.
+    fn hidden(&mut self, row: u32, hidden: &[f32]) {
+        let _ = (row, hidden);
+    }
+}
+
+/// Something that computes: the CPU, later accelerators.
+pub trait Device: Send + Sync {
+    /// A word for people: "cpu avx512, 2 threads".
+    fn name(&self) -> String;
+
+    /// The bytes a stage of `layers` would take. Reads the network's description only.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`].
+    fn footprint(
+        &self,
+        network: &Network,
+        layers: Range<usize>,
+        limits: &Limits,
+    ) -> Result<Footprint, DeviceError>;
+
+    /// Loads the weights of `layers` (a range of trunk layers; the first stage holds the embedding, the last the
+    /// head) and allocates everything that [`Device::footprint`] names; the workspace may wait for
+    /// [`Stage::reserve`].
+    ///
+    /// # Errors
+    /// Any [`DeviceError`] but a panic; nothing stays allocated then.
+    fn prepare(
+        &self,
+        network: &Network,
+        file: &ModelFile,
+        layers: Range<usize>,
+        limits: &Limits,
+    ) -> Result<Box<dyn Stage>, DeviceError>;
+}
+
+/// A range of layers with its weights, workspace and part of every session's state.
+pub trait Stage: Send {
+    /// Makes the workspace hold batches of `rows` rows, at most `Limits::batch.rows`. Called before the first step
+    /// and between steps, never for fewer rows than before. A stage that has it all from the start has nothing to do.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`]; the workspace is then as it was.
+    fn reserve(&mut self, rows: usize) -> Result<(), DeviceError> {
+        let _ = rows;
+        Ok(())
+    }
+
+    /// Runs the batch's state operations, then its rows: reads `hidden` (or the tokens, on the first stage),
+    /// leaves `hidden` or, on the last stage, answers. State of [`Commit::All`](crate::batch::Commit) segments has
+    /// advanced when it returns.
+    ///
+    /// # Errors
+    /// [`DeviceError::Panic`] and [`DeviceError::Batch`]; the state of the batch's sessions is then undefined and
+    /// must be discarded, all else is untouched.
+    fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError>;
+
+    /// Keeps the first `n_keep` rows of each verified segment of the last step.
+    fn commit(&mut self, kept: &[(Slot, usize)]);
+
+    /// Fills a page with NaN: a check that free pages are never read (`motet verify`).
+    fn poison(&mut self, pool: usize, page: u32);
+
+    /// Sets or removes the observer.
+    fn observe(&mut self, observer: Option<Box<dyn Observer>>);
+}

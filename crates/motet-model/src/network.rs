@@ -1,0 +1,66 @@
+//! A network: what the header of a model file says, as programs.
+
+use crate::arch;
+use crate::header::{Header, ModelError};
+use crate::layout::StateLayout;
+use crate::program::{Program, Weight};
+use motet_gguf::ModelFile;
+
+/// A model that can be run: its sizes and its programs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Network {
+    /// The architecture's name.
+    pub architecture: String,
+    /// The model's own name, if it has one.
+    pub name: Option<String>,
+    /// Tokens.
+    pub vocab: usize,
+    /// Columns of the residual stream.
+    pub d_model: usize,
+    /// Trunk layers.
+    pub layers: usize,
+    /// Positions it was trained for.
+    pub context: usize,
+    /// The network proper: tokens in, logits out.
+    pub trunk: Program,
+    /// The multi-token-prediction head, if the file holds one: tokens and hidden rows in, logits out.
+    pub draft: Option<Program>,
+}
+
+impl Network {
+    /// Builds the programs from a model file's header and checks every tensor they name. Reads no weights.
+    ///
+    /// # Errors
+    /// An unknown architecture, a missing or absurd key, a missing or misshapen tensor.
+    pub fn from_gguf(file: &ModelFile) -> Result<Self, ModelError> {
+        let header = Header::new(file)?;
+        let network = arch::build(&header)?;
+        for weight in network.trunk.weights.iter().chain(network.draft.iter().flat_map(|d| &d.weights)) {
+            check_format(weight)?;
+        }
+        Ok(network)
+    }
+
+    /// What a session must remember for the trunk.
+    pub fn state(&self) -> StateLayout {
+        StateLayout::of(&self.trunk)
+    }
+
+    /// Parameters of the trunk (a tied embedding counts once).
+    pub fn parameters(&self) -> u64 {
+        self.trunk.weights.iter().map(|w| w.len() as u64).sum()
+    }
+}
+
+/// Rows must consist of whole blocks of their format.
+fn check_format(weight: &Weight) -> Result<(), ModelError> {
+    let block = weight.format.block_len();
+    if !weight.shape[0].is_multiple_of(block) {
+        return Err(ModelError::Value {
+            key: weight.tensor.clone(),
+            found: format!("rows of {} values in {}", weight.shape[0], weight.format.name()),
+            expected: format!("a multiple of {block}"),
+        });
+    }
+    Ok(())
+}
