@@ -1,7 +1,9 @@
 //! A device that runs networks on the CPU: the definition of every operation on rows, and faster ways to the same bits.
 
 pub mod activations;
+pub mod attention;
 pub mod isa;
+pub mod kv;
 pub mod lanes;
 pub mod math;
 pub mod matmul;
@@ -11,3 +13,4 @@ pub mod rows;
 pub mod shared_rows;
 #[cfg(test)]
 mod testing;
+pub mod worker_scratch;

@@ -56,6 +56,8 @@ impl Lanes for Avx2 {
     type I = I;
     type M = F;
 
+    const VECTORS: usize = 8;
+
     #[inline(always)]
     fn splat(self, x: f32) -> F {
         simd!([_mm256_set1_ps(x); 2])

@@ -36,6 +36,8 @@ impl Lanes for Avx512 {
     type I = I;
     type M = M;
 
+    const VECTORS: usize = 32;
+
     #[inline(always)]
     fn splat(self, x: f32) -> F {
         simd!(_mm512_set1_ps(x))

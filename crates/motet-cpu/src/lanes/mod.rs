@@ -37,6 +37,9 @@ pub trait Lanes: Copy {
     /// Sixteen truth values.
     type M: Copy;
 
+    /// How many vectors of sixteen floats the registers hold: what a kernel may keep at hand. Never a matter of bits.
+    const VECTORS: usize;
+
     // ---- into lanes and out ----
 
     /// The same number in every lane.

@@ -26,6 +26,8 @@ impl Lanes for Scalar {
     type I = I;
     type M = M;
 
+    const VECTORS: usize = 8;
+
     #[inline(always)]
     fn splat(self, x: f32) -> F {
         [x; LANES]

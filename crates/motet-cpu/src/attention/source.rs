@@ -1,0 +1,237 @@
+//! Which items there are and who gets what to write: the plan of one attention, and the source that hands it out.
+//!
+//! Cutting work into items decides about time only. Items with their outputs come from one [`Source`], which takes the
+//! output apart; so no two items can write the same place.
+
+use std::ops::Range;
+
+use crate::kv::{PAGE_POSITIONS, Segment};
+use crate::shared_rows::RowsMut;
+
+use super::tile::{Output, Work};
+use super::{AttentionShape, SPLIT_POSITIONS};
+
+/// The two parallel regions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Rows, or the records of shared splits.
+    Compute,
+    /// Rows from the records of shared splits.
+    Combine,
+}
+
+/// How the segments are cut into items: blocks of rows × KV heads, and for the few segments that would keep one thread
+/// busy while the others wait, × splits.
+#[derive(Debug)]
+pub(super) struct Plan<'a> {
+    shape: &'a AttentionShape,
+    segments: &'a [Segment<'a>],
+    /// Records that there is room for.
+    records: usize,
+    /// An item that costs more than this is worth sharing.
+    long: usize,
+}
+
+impl<'a> Plan<'a> {
+    pub(super) fn new(
+        shape: &'a AttentionShape,
+        segments: &'a [Segment<'a>],
+        threads: usize,
+        records: usize,
+    ) -> Self {
+        let mut plan = Self { shape, segments, records, long: usize::MAX };
+        if threads > 1 {
+            let cost = |segment| plan.blocks(segment).map(|rows| plan.cost(segment, rows)).sum::<usize>();
+            let all: usize = segments.iter().map(cost).sum::<usize>() * shape.kv.kv_heads;
+            // With items up to a third of a thread's share, the last to end makes the others wait little.
+            plan.long = all / (3 * threads);
+        }
+        plan
+    }
+
+    /// Records that there is room for.
+    pub(super) fn records(&self) -> usize {
+        self.records
+    }
+
+    /// The number of items in a pass.
+    pub(super) fn items(&self, pass: Pass) -> usize {
+        let mut records = 0;
+        let mut items = 0;
+        for segment in self.segments {
+            match (self.shares(segment, records), pass) {
+                (Some(splits), Pass::Compute) => items += splits.len(),
+                (Some(_), Pass::Combine) => items += 1,
+                (None, Pass::Compute) => items += self.blocks(segment).count(),
+                (None, Pass::Combine) => {}
+            }
+            records += self.records_of(segment, records);
+        }
+        items * self.shape.kv.kv_heads
+    }
+
+    fn blocks(&self, segment: &Segment<'_>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (rows, step) = (segment.rows, self.shape.rows_per_item());
+        (0..rows).step_by(step).map(move |start| start..(start + step).min(rows))
+    }
+
+    /// The positions that some rows of a segment see.
+    fn positions(&self, segment: &Segment<'_>, rows: Range<usize>) -> Range<usize> {
+        let first = self.shape.keys(segment.first_position + rows.start).start;
+        first..segment.first_position + rows.end
+    }
+
+    fn splits(&self, segment: &Segment<'_>, rows: Range<usize>) -> Range<usize> {
+        let positions = self.positions(segment, rows);
+        positions.start / SPLIT_POSITIONS..positions.end.div_ceil(SPLIT_POSITIONS)
+    }
+
+    /// Rows × tiles.
+    fn cost(&self, segment: &Segment<'_>, rows: Range<usize>) -> usize {
+        let tiles = self.positions(segment, rows.clone()).len().div_ceil(PAGE_POSITIONS);
+        rows.len() * tiles
+    }
+
+    /// The splits of a segment, if they are items of their own; `taken` records belong to segments before it.
+    fn shares(&self, segment: &Segment<'_>, taken: usize) -> Option<Range<usize>> {
+        let rows = 0..segment.rows;
+        if rows.is_empty() || rows.len() > self.shape.rows_per_item() {
+            return None;
+        }
+        let splits = self.splits(segment, rows.clone());
+        let fits = rows.len() * self.shape.heads * splits.len() <= self.records - taken;
+        (splits.len() > 1 && fits && self.cost(segment, rows) > self.long).then_some(splits)
+    }
+
+    /// Records of a segment; `taken` belong to segments before it.
+    fn records_of(&self, segment: &Segment<'_>, taken: usize) -> usize {
+        self.shares(segment, taken).map_or(0, |splits| segment.rows * self.shape.heads * splits.len())
+    }
+}
+
+/// Hands out the items of a pass, one by one, each with its part of the output.
+#[derive(Debug)]
+pub(super) struct Source<'p, 'a> {
+    plan: &'p Plan<'p>,
+    pass: Pass,
+    /// Where we are: segment, first row of the block, KV head, and how many splits of it are handed out.
+    segment: usize,
+    row: usize,
+    kv_head: usize,
+    splits_done: usize,
+    /// Records of the segments before.
+    records_before: usize,
+    /// Rows of the output from `out_row` on.
+    out: Option<RowsMut<'a>>,
+    out_row: usize,
+    /// What is left of the block's columns.
+    block: Option<RowsMut<'a>>,
+    /// Records that are not handed out.
+    records: Option<RowsMut<'a>>,
+}
+
+impl<'p, 'a> Source<'p, 'a> {
+    pub(super) fn new(
+        plan: &'p Plan<'p>,
+        pass: Pass,
+        out: RowsMut<'a>,
+        records: Option<RowsMut<'a>>,
+    ) -> Self {
+        Self {
+            plan,
+            pass,
+            segment: 0,
+            row: 0,
+            kv_head: 0,
+            splits_done: 0,
+            records_before: 0,
+            out: Some(out),
+            out_row: 0,
+            block: None,
+            records,
+        }
+    }
+
+    /// The next item, or `None` when all are handed out.
+    pub(super) fn next(&mut self) -> Option<(Work<'p>, Output<'a>)> {
+        loop {
+            let segment = self.plan.segments.get(self.segment)?;
+            match (self.plan.shares(segment, self.records_before), self.pass) {
+                (Some(splits), Pass::Compute) => return self.next_split(segment, splits),
+                (Some(splits), Pass::Combine) => {
+                    let per_head = segment.rows * self.plan.shape.group() * splits.len();
+                    let first_record = self.records_before + self.kv_head * per_head;
+                    return self.next_rows(segment, Some((splits, first_record)));
+                }
+                (None, Pass::Compute) if segment.rows > 0 => return self.next_rows(segment, None),
+                (None, _) => self.next_segment(segment),
+            }
+        }
+    }
+
+    fn next_split(
+        &mut self,
+        segment: &'p Segment<'p>,
+        splits: Range<usize>,
+    ) -> Option<(Work<'p>, Output<'a>)> {
+        let split = splits.start + self.splits_done;
+        let work = Work {
+            segment: *segment,
+            rows: 0..segment.rows,
+            kv_head: self.kv_head,
+            splits: split..split + 1,
+            first_record: 0,
+        };
+        let (mine, rest) = self.records.take()?.split_rows(segment.rows * self.plan.shape.group());
+        self.records = Some(rest);
+        self.splits_done += 1;
+        if self.splits_done == splits.len() {
+            self.splits_done = 0;
+            self.next_head(segment, segment.rows);
+        }
+        Some((work, Output::Split(mine)))
+    }
+
+    /// The next KV head of the block of rows; `shared` are the splits that are combined and their first record.
+    fn next_rows(
+        &mut self,
+        segment: &'p Segment<'p>,
+        shared: Option<(Range<usize>, usize)>,
+    ) -> Option<(Work<'p>, Output<'a>)> {
+        let shape = self.plan.shape;
+        let end = (self.row + shape.rows_per_item()).min(segment.rows);
+        let rows = self.row..end;
+        if self.block.is_none() {
+            let (_, from_block) = self.out.take()?.split_rows(segment.first_row + rows.start - self.out_row);
+            let (block, rest) = from_block.split_rows(rows.len());
+            self.out_row = segment.first_row + rows.end;
+            self.out = Some(rest);
+            self.block = Some(block);
+        }
+        let (mine, rest) = self.block.take()?.split_columns(shape.group() * shape.kv.head_dim_v);
+        let (splits, first_record) = shared.unwrap_or_else(|| (self.plan.splits(segment, rows.clone()), 0));
+        let work = Work { segment: *segment, rows, kv_head: self.kv_head, splits, first_record };
+        self.block = Some(rest);
+        self.next_head(segment, end);
+        Some((work, Output::Rows(mine)))
+    }
+
+    /// Behind the last head comes the next block, which begins at row `end`.
+    fn next_head(&mut self, segment: &Segment<'_>, end: usize) {
+        self.kv_head += 1;
+        if self.kv_head == self.plan.shape.kv.kv_heads {
+            self.kv_head = 0;
+            self.block = None;
+            self.row = end;
+            if end == segment.rows {
+                self.next_segment(segment);
+            }
+        }
+    }
+
+    fn next_segment(&mut self, segment: &Segment<'_>) {
+        self.records_before += self.plan.records_of(segment, self.records_before);
+        self.segment += 1;
+        self.row = 0;
+    }
+}
