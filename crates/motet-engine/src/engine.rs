@@ -1,15 +1,20 @@
-//! The façade: what front ends see of the engine.
+//! The façade, and the thread behind it.
 //!
-//! A handle only puts requests into the bounded queue, reads counters and asks for the end; everything else happens
-//! on the engine's own thread.
+//! A handle only puts requests into the bounded queue, reads counters and asks for the end. Everything else happens
+//! on the engine's own thread, which turns one wheel: fill a batch, run it, settle it; and sleeps when there is
+//! nothing to run.
 
-use crate::clock::Clock;
+use crate::clock::{Clock, RealClock};
 use crate::metrics::MetricsSnapshot;
+use crate::plan::{Plan, Workspace};
 use crate::queue::{Queue, Waiting};
 use crate::request::{EngineLimits, Request, SubmitError};
-use crate::stream::Stream;
+use crate::scheduler::Scheduler;
+use crate::stream::{Stream, StreamError};
+use motet_model::{DeviceError, InFlight, PAGE, Stage};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How the engine is.
@@ -26,31 +31,105 @@ pub enum Health {
         /// How long ago the last step ended.
         since: Duration,
     },
-    /// The engine's thread has ended.
+    /// The engine's thread has ended or is about to.
     Closed,
 }
 
-/// A handle to an engine. Clones are the same engine; it is closed when the last one is dropped.
+/// A handle to an engine. Clones are the same engine; when the last is dropped, the engine closes.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
+    /// Closes the engine when the last handle is gone.
+    _owner: Arc<Owner>,
 }
 
 /// What handles and the engine's thread share.
-pub(crate) struct Shared {
-    pub(crate) limits: EngineLimits,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) queue: Queue,
-    pub(crate) metrics: Mutex<MetricsSnapshot>,
+struct Shared {
+    plan: Plan,
+    limits: EngineLimits,
+    clock: Arc<dyn Clock>,
+    queue: Queue,
+    metrics: Mutex<MetricsSnapshot>,
+    /// Why the engine could not start.
+    failure: Mutex<Option<DeviceError>>,
+}
+
+struct Owner {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Engine {
+    /// Starts the engine's thread, which first calls `open` to load the weights; see [`Engine::wait_until_loaded`].
+    pub fn start(
+        plan: Plan,
+        open: impl FnOnce() -> Result<Box<dyn Stage>, DeviceError> + Send + 'static,
+    ) -> Self {
+        Self::start_with_clock(plan, Arc::new(RealClock::default()), open)
+    }
+
+    /// The same with another clock, for tests.
+    pub fn start_with_clock(
+        plan: Plan,
+        clock: Arc<dyn Clock>,
+        open: impl FnOnce() -> Result<Box<dyn Stage>, DeviceError> + Send + 'static,
+    ) -> Self {
+        let shared = Arc::new(Shared::new(plan, clock));
+        let of_thread = shared.clone();
+        let body = move || {
+            // Whatever happens to this thread, nobody waits for it in vain.
+            let _close = CloseOnDrop(of_thread.clone());
+            match open().and_then(|stage| Driver::new(of_thread.clone(), stage)) {
+                Ok(mut driver) => driver.run(),
+                Err(error) => of_thread.fail_to_start(error),
+            }
+        };
+        let thread = std::thread::Builder::new().name("motet-engine".into()).spawn(body);
+        let thread = match thread {
+            Ok(thread) => Some(thread),
+            Err(source) => {
+                let what = "the engine's thread";
+                shared.fail_to_start(DeviceError::Memory { what, bytes: 0, source });
+                None
+            }
+        };
+        let _owner = Arc::new(Owner { shared: shared.clone(), thread: Mutex::new(thread) });
+        Self { shared, _owner }
+    }
+
+    /// An engine without a thread: the caller turns the wheel. For simulations.
+    ///
+    /// # Errors
+    /// The workspace could not be had.
+    pub fn by_hand(
+        plan: Plan,
+        clock: Arc<dyn Clock>,
+        stage: Box<dyn Stage>,
+    ) -> Result<(Self, Driver), DeviceError> {
+        let shared = Arc::new(Shared::new(plan, clock));
+        let driver = Driver::new(shared.clone(), stage)?;
+        let _owner = Arc::new(Owner { shared: shared.clone(), thread: Mutex::new(None) });
+        Ok((Self { shared, _owner }, driver))
+    }
+
+    /// Waits until the weights are loaded and the first step could run.
+    ///
+    /// # Errors
+    /// Why they could not be loaded; [`DeviceError::Panic`] if the engine was closed meanwhile.
+    pub fn wait_until_loaded(&self) -> Result<(), DeviceError> {
+        if self.shared.queue.wait_until_loaded() {
+            return Ok(());
+        }
+        let closed = || DeviceError::Panic("the engine was closed while loading".into());
+        Err(self.shared.failure.lock().take().unwrap_or_else(closed))
+    }
+
     /// Puts a request into the queue after checking all of it. Dropping the stream cancels it.
     ///
     /// # Errors
     /// Any [`SubmitError`]; nothing was started then.
     pub fn submit(&self, request: Request) -> Result<Stream, SubmitError> {
-        let taken = self.take(request);
+        let taken = self.shared.submit(request);
         if let Err(error) = &taken {
             let mut metrics = self.shared.metrics.lock();
             match error {
@@ -63,16 +142,14 @@ impl Engine {
         taken
     }
 
-    fn take(&self, request: Request) -> Result<Stream, SubmitError> {
-        request.check(&self.shared.limits)?;
-        let (waiting, stream) = Waiting::new(request, &self.shared.limits, self.shared.clock.now());
-        self.shared.queue.push(waiting)?;
-        Ok(stream)
-    }
-
     /// What requests are checked against.
     pub fn limits(&self) -> EngineLimits {
         self.shared.limits
+    }
+
+    /// The plan that it runs by.
+    pub fn plan(&self) -> &Plan {
+        &self.shared.plan
     }
 
     /// A copy of all counters.
@@ -90,8 +167,201 @@ impl Engine {
         self.shared.queue.drain();
     }
 
-    /// Ends all streams with `EngineClosed` and stops the engine's thread after the step it is in.
+    /// Waits until nothing runs or waits, at most `most`; `false` if something still does.
+    pub fn wait_for_rest(&self, most: Duration) -> bool {
+        self.shared.queue.wait_for_rest(most)
+    }
+
+    /// Ends all streams with `EngineClosed` and waits until the engine's thread has ended, after the step it is in.
     pub fn close(&self) {
+        self._owner.close();
+    }
+}
+
+impl Owner {
+    fn close(&self) {
         self.shared.queue.close();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            // A panic there has been told to every stream already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+struct CloseOnDrop(Arc<Shared>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.queue.close();
+        self.0.queue.fail_all(&StreamError::EngineClosed);
+    }
+}
+
+impl Shared {
+    fn new(plan: Plan, clock: Arc<dyn Clock>) -> Self {
+        let limits = EngineLimits {
+            context: plan.context,
+            sessions: plan.sessions,
+            queue: plan.options.queue,
+            vocab: plan.vocab,
+        };
+        Self {
+            limits,
+            clock,
+            queue: Queue::new(plan.options.queue, plan.options.overdue),
+            metrics: Mutex::new(MetricsSnapshot::new(plan.context, plan.blocks)),
+            failure: Mutex::new(None),
+            plan,
+        }
+    }
+
+    fn submit(&self, request: Request) -> Result<Stream, SubmitError> {
+        request.check(&self.limits)?;
+        let (waiting, stream) = Waiting::new(request, &self.limits, self.clock.now());
+        let needed = (waiting.request.prompt.len() + waiting.answer).div_ceil(PAGE);
+        if needed > self.plan.blocks {
+            return Err(SubmitError::NeverFits { needed, pages: self.plan.blocks });
+        }
+        self.queue.push(waiting)?;
+        Ok(stream)
+    }
+
+    fn fail_to_start(&self, error: DeviceError) {
+        let told = StreamError::DeviceFailed(error.to_string());
+        *self.failure.lock() = Some(error);
+        self.queue.close();
+        self.queue.fail_all(&told);
+    }
+}
+
+/// What a turn of the wheel did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// A step was run.
+    Ran,
+    /// There was nothing to run.
+    Idle,
+    /// The engine is closed; all streams have ended.
+    Closed,
+}
+
+/// What the engine's thread owns: the scheduler, the stage and the batch between them.
+pub struct Driver {
+    shared: Arc<Shared>,
+    scheduler: Scheduler,
+    stage: Box<dyn Stage>,
+    work: InFlight,
+    /// Rows that the stage's workspace holds.
+    reserved: usize,
+}
+
+impl Driver {
+    fn new(shared: Arc<Shared>, stage: Box<dyn Stage>) -> Result<Self, DeviceError> {
+        let plan = &shared.plan;
+        let (scheduler, work) =
+            (Scheduler::new(plan), InFlight::with_capacity(&plan.limits.batch, plan.d_model));
+        let at_start = plan.options.workspace == Workspace::AtStart;
+        let mut driver = Self { scheduler, stage, work, reserved: 0, shared };
+        if at_start {
+            driver.reserve(driver.shared.plan.rows)?;
+        }
+        driver.shared.queue.loaded();
+        Ok(driver)
+    }
+
+    fn run(&mut self) {
+        loop {
+            match self.turn() {
+                Turn::Ran => {}
+                Turn::Idle => self.shared.queue.wait_for_work(),
+                Turn::Closed => return,
+            }
+        }
+    }
+
+    /// Fills a batch, runs it and settles it.
+    pub fn turn(&mut self) -> Turn {
+        let shared = self.shared.clone();
+        let (queue, clock) = (&shared.queue, &shared.clock);
+        if queue.is_closed() {
+            self.close();
+            return Turn::Closed;
+        }
+        self.grow_workspace();
+        {
+            let metrics = &mut shared.metrics.lock();
+            self.scheduler.fill(&mut self.work.batch, queue, clock.now(), metrics);
+            self.scheduler.measure(queue, metrics);
+        }
+        if self.work.batch.rows() == 0 {
+            queue.idle();
+            return Turn::Idle;
+        }
+        if shared.plan.options.poison {
+            self.scheduler.poison(|pool, page| self.stage.poison(pool, page));
+        }
+        let begun = clock.now();
+        queue.busy(begun);
+        let done = self.stage.step(&mut self.work);
+        let now = clock.now();
+        queue.busy(now);
+        let metrics = &mut shared.metrics.lock();
+        match done {
+            Ok(()) => self.scheduler.settle(&self.work, now.saturating_sub(begun), now, metrics),
+            Err(error) => self.scheduler.step_failed(&self.work, &error.to_string(), metrics),
+        }
+        self.scheduler.measure(queue, metrics);
+        Turn::Ran
+    }
+
+    /// Whether nothing runs or waits in line, and nothing is held.
+    pub fn at_rest(&self) -> bool {
+        self.scheduler.at_rest()
+    }
+
+    /// As a library, the workspace comes with the first session and grows to what sessions need. Where it can't
+    /// grow, batches stay smaller; where there is none at all, what waits fails.
+    fn grow_workspace(&mut self) {
+        let plan = &self.shared.plan;
+        if self.reserved == plan.rows {
+            return;
+        }
+        let wanted = self.scheduler.rows_wanted() + self.shared.queue.rows_wanted();
+        if wanted <= self.reserved {
+            return;
+        }
+        let rows = wanted.next_power_of_two().clamp((2 * plan.sessions).min(plan.rows), plan.rows);
+        if let (Err(error), 0) = (self.reserve(rows), self.reserved) {
+            let error = StreamError::Memory(error.to_string());
+            self.scheduler.fail_all(&error, &mut self.shared.metrics.lock());
+            self.shared.queue.fail_all(&error);
+        }
+    }
+
+    fn reserve(&mut self, rows: usize) -> Result<(), DeviceError> {
+        self.stage.reserve(rows)?;
+        self.reserved = rows;
+        self.scheduler.set_most_rows(rows);
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        let error = StreamError::EngineClosed;
+        self.scheduler.fail_all(&error, &mut self.shared.metrics.lock());
+        self.shared.queue.fail_all(&error);
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.shared.queue.close();
+        self.close();
     }
 }

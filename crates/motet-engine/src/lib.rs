@@ -4,19 +4,27 @@
 //! batches from all sessions and drives a device through the contract of `motet-model`. This crate knows no
 //! arithmetic, no text and no HTTP.
 
-#![allow(dead_code)] // the scheduler that uses all of it comes with the next commit
-
 pub mod clock;
+pub mod plan;
+pub mod scripted;
 
+mod checkpoints;
+mod costs;
 mod engine;
 mod metrics;
+mod pages;
+mod prefix;
 mod queue;
 mod request;
 mod sampling;
+mod scheduler;
+mod session;
 mod stream;
 
-pub use engine::{Engine, Health};
+pub use costs::Costs;
+pub use engine::{Driver, Engine, Health, Turn};
 pub use metrics::{Histogram, MetricsSnapshot};
+pub use plan::{Machine, Options, Plan, PlanError, Workspace};
 pub use request::{Cut, CutMaker, EngineLimits, MAX_TOP, Request, SubmitError};
 pub use sampling::{MAX_BIAS, SamplingOptions};
 pub use stream::{Event, FinishReason, Scored, Stream, StreamError, Usage};

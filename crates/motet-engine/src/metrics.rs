@@ -3,6 +3,8 @@
 //! One plain struct behind one lock that the engine takes once or twice a step; a scrape is a copy of it. No prompt
 //! text, no token ever comes in here.
 
+use crate::session::{Session, Times};
+use crate::stream::FinishReason;
 use std::time::Duration;
 
 const LATENCY: &[f64] = &[
@@ -201,6 +203,77 @@ impl MetricsSnapshot {
             inference_time: request.clone(),
             prefill_time: request.clone(),
             decode_time: request,
+        }
+    }
+}
+
+/// What happens to sessions, as it is counted.
+impl MetricsSnapshot {
+    /// A session has a place for the first time.
+    pub(crate) fn started(&mut self, session: &Session, now: Duration) {
+        let (task, cached) = (&session.task, session.read as u64);
+        self.prompt_tokens += task.prompt as u64;
+        self.prompt_tokens_cached += cached;
+        self.prefix_cache_queries += task.prompt as u64;
+        self.prefix_cache_hits += cached;
+        self.queue_time.time(now.saturating_sub(task.arrived));
+        self.request_prompt_tokens.observe(task.prompt as f64);
+        self.request_params_max_tokens.observe(task.answer as f64);
+        if session.age.1 == 0 {
+            self.request_params_n.observe(1.0 + session.forks.len() as f64);
+        }
+    }
+
+    /// A step has run `rows` rows.
+    pub(crate) fn stepped(&mut self, rows: usize, took: Duration) {
+        self.steps += 1;
+        self.iteration_tokens.observe(rows as f64);
+        self.step_seconds.time(took);
+    }
+
+    /// The last `rows` rows before `session.read` have been run.
+    pub(crate) fn rows_were_run(&mut self, session: &Session, rows: usize) {
+        let from = session.read - rows;
+        let again = session.furthest.min(session.read).saturating_sub(from);
+        let new_from = from + again;
+        let new_in_prompt = session.task.prompt.min(session.read).saturating_sub(new_from);
+        self.prompt_tokens_recomputed += again as u64;
+        self.prompt_tokens_computed += new_in_prompt as u64;
+    }
+
+    /// A token was chosen.
+    pub(crate) fn token(&mut self, times: &mut Times, arrived: Duration, now: Duration) {
+        self.generation_tokens += 1;
+        match times.first_token {
+            None => {
+                times.first_token = Some(now);
+                self.time_to_first_token.time(now.saturating_sub(arrived));
+                self.prefill_time.time(now.saturating_sub(times.started));
+            }
+            Some(_) => self.inter_token_latency.time(now.saturating_sub(times.last_token)),
+        }
+        times.last_token = now;
+    }
+
+    /// An answer is complete.
+    pub(crate) fn finished(&mut self, session: &Session, reason: FinishReason, now: Duration) {
+        match reason {
+            FinishReason::EndToken(_) | FinishReason::Cut => self.finished_stop += 1,
+            FinishReason::Length => self.finished_length += 1,
+        }
+        let (task, times) = (&session.task, &session.times);
+        self.request_generation_tokens.observe(session.generated as f64);
+        let computed = task.prompt - session.cached.unwrap_or(0);
+        self.request_prefill_kv_computed_tokens.observe(computed as f64);
+        self.request_num_preemptions.observe(session.preemptions as f64);
+        self.e2e_latency.time(now.saturating_sub(task.arrived));
+        self.inference_time.time(now.saturating_sub(times.started));
+        if let Some(first) = times.first_token {
+            let decoding = now.saturating_sub(first);
+            self.decode_time.time(decoding);
+            if session.generated > 1 {
+                self.time_per_output_token.time(decoding / (session.generated as u32 - 1));
+            }
         }
     }
 }

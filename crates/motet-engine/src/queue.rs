@@ -5,10 +5,10 @@
 
 use crate::engine::Health;
 use crate::request::{EngineLimits, Request, SubmitError};
-use crate::stream::{Sender, Stream, StreamSize, stream};
+use crate::stream::{Sender, Stream, StreamError, StreamSize, stream};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A request that waits, with the writing ends of its choices.
 pub(crate) struct Waiting {
@@ -49,14 +49,17 @@ struct Inside {
     waiting: VecDeque<Waiting>,
     door: Door,
     loading: bool,
-    /// When the last step ended, while rows are ready.
+    /// When the last step ended, or the first rows became ready; `None` while there are no rows.
     busy_since: Option<Duration>,
 }
 
-/// The queue and the state of the engine's thread.
+/// The queue and what is known of the engine's thread.
 pub(crate) struct Queue {
     inside: Mutex<Inside>,
+    /// Something came in, or the door was moved.
     knock: Condvar,
+    /// The thread has nothing left to do.
+    rest: Condvar,
     /// Choices that may wait.
     capacity: usize,
     /// A step that takes longer than this is overdue.
@@ -66,7 +69,8 @@ pub(crate) struct Queue {
 impl Queue {
     pub(crate) fn new(capacity: usize, overdue: Duration) -> Self {
         let inside = Inside { waiting: VecDeque::new(), door: Door::Open, loading: true, busy_since: None };
-        Self { inside: Mutex::new(inside), knock: Condvar::new(), capacity, overdue }
+        let (knock, rest) = (Condvar::new(), Condvar::new());
+        Self { inside: Mutex::new(inside), knock, rest, capacity, overdue }
     }
 
     pub(crate) fn push(&self, waiting: Waiting) -> Result<(), SubmitError> {
@@ -77,7 +81,7 @@ impl Queue {
             Door::Closed => return Err(SubmitError::Closed),
         }
         inside.waiting.retain(|w| !w.abandoned());
-        let choices: usize = inside.waiting.iter().map(|w| w.senders.len()).sum();
+        let choices = inside.choices();
         if choices + waiting.senders.len() > self.capacity {
             // A place is free when one that runs has finished; nobody knows when, so it is a guess by the length.
             let retry_after = Duration::from_secs(1 + choices as u64 / 8);
@@ -86,6 +90,25 @@ impl Queue {
         inside.waiting.push_back(waiting);
         self.knock.notify_one();
         Ok(())
+    }
+
+    /// The request that has waited longest and still has a reader.
+    pub(crate) fn pop(&self, now: Duration) -> Option<Waiting> {
+        let mut inside = self.inside.lock();
+        inside.waiting.retain(|w| !w.abandoned());
+        let first = inside.waiting.pop_front()?;
+        inside.busy_since.get_or_insert(now);
+        Some(first)
+    }
+
+    /// Choices that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.inside.lock().choices()
+    }
+
+    /// Rows that the first request would add.
+    pub(crate) fn rows_wanted(&self) -> usize {
+        self.inside.lock().waiting.front().map_or(0, |w| w.request.prompt.len())
     }
 
     pub(crate) fn health(&self, now: Duration) -> Health {
@@ -109,7 +132,70 @@ impl Queue {
     }
 
     pub(crate) fn close(&self) {
-        self.inside.lock().door = Door::Closed;
+        let mut inside = self.inside.lock();
+        inside.door = Door::Closed;
         self.knock.notify_one();
+        self.rest.notify_all();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.inside.lock().door == Door::Closed
+    }
+
+    /// Ends the streams of all that wait.
+    pub(crate) fn fail_all(&self, error: &StreamError) {
+        let waiting = std::mem::take(&mut self.inside.lock().waiting);
+        for sender in waiting.into_iter().flat_map(|w| w.senders) {
+            sender.fail(error.clone());
+        }
+    }
+
+    /// The thread begins to run steps.
+    pub(crate) fn loaded(&self) {
+        self.inside.lock().loading = false;
+        self.rest.notify_all();
+    }
+
+    /// The heartbeat: rows are ready and the step before has ended.
+    pub(crate) fn busy(&self, now: Duration) {
+        self.inside.lock().busy_since = Some(now);
+    }
+
+    /// No rows are ready.
+    pub(crate) fn idle(&self) {
+        self.inside.lock().busy_since = None;
+        self.rest.notify_all();
+    }
+
+    /// Parks the engine's thread until a request waits or the engine is closed.
+    pub(crate) fn wait_for_work(&self) {
+        let mut inside = self.inside.lock();
+        while inside.waiting.is_empty() && inside.door != Door::Closed {
+            self.knock.wait(&mut inside);
+        }
+    }
+
+    /// Parks the caller until the engine has loaded and neither runs nor waits for anything; `false` if that takes
+    /// longer than `most`.
+    pub(crate) fn wait_for_rest(&self, most: Duration) -> bool {
+        let until = Instant::now() + most;
+        let mut inside = self.inside.lock();
+        let working = |i: &mut Inside| {
+            i.door != Door::Closed && (i.loading || i.busy_since.is_some() || !i.waiting.is_empty())
+        };
+        !self.rest.wait_while_until(&mut inside, working, until).timed_out()
+    }
+
+    /// Parks the caller until the engine has loaded; `false` if it closed instead.
+    pub(crate) fn wait_until_loaded(&self) -> bool {
+        let mut inside = self.inside.lock();
+        self.rest.wait_while(&mut inside, |i| i.loading && i.door != Door::Closed);
+        !inside.loading
+    }
+}
+
+impl Inside {
+    fn choices(&self) -> usize {
+        self.waiting.iter().map(|w| w.senders.len()).sum()
     }
 }

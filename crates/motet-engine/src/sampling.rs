@@ -4,6 +4,10 @@
 //! with the tokens seen so far. Nothing here looks at logits.
 
 use crate::request::SubmitError;
+use motet_model::Batch;
+use motet_model::batch::{Sampling, Seen};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
 
 /// The most logit biases a request may carry.
 pub const MAX_BIAS: usize = 1024;
@@ -88,4 +92,76 @@ impl SamplingOptions {
         }
         Ok(())
     }
+}
+
+/// One choice's way of choosing tokens, and the tokens it has seen.
+pub(crate) struct Sampler {
+    options: Arc<SamplingOptions>,
+    seed: u64,
+    choice: u32,
+    /// By token, ascending; kept only if a penalty is set.
+    seen: Vec<Seen>,
+}
+
+impl Sampler {
+    /// `answer`: tokens that will be learned at most.
+    pub(crate) fn new(
+        options: Arc<SamplingOptions>,
+        seed: u64,
+        choice: u32,
+        prompt: &[u32],
+        answer: usize,
+    ) -> Self {
+        let mut seen = Vec::new();
+        if options.has_penalties() {
+            seen.reserve_exact(prompt.len() + answer);
+            seen.extend(prompt.iter().map(|&token| Seen { token, generated: 0 }));
+            seen.sort_unstable_by_key(|s: &Seen| s.token);
+            seen.dedup();
+        }
+        Self { options, seed, choice, seen }
+    }
+
+    /// Key of the noise.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A token was chosen.
+    pub(crate) fn learn(&mut self, token: u32) {
+        if !self.options.has_penalties() {
+            return;
+        }
+        match self.seen.binary_search_by_key(&token, |s| s.token) {
+            Ok(at) => self.seen[at].generated += 1,
+            Err(at) => self.seen.insert(at, Seen { token, generated: 1 }),
+        }
+    }
+
+    /// The parameters of the next choice, with what was seen laid into the batch.
+    pub(crate) fn parameters(&self, batch: &mut Batch) -> Sampling {
+        let seen_from = batch.seen.len() as u32;
+        batch.seen.extend_from_slice(&self.seen);
+        let bias_from = batch.bias.len() as u32;
+        batch.bias.extend_from_slice(&self.options.logit_bias);
+        let o = &self.options;
+        Sampling {
+            seed: self.seed,
+            choice: self.choice,
+            temperature: o.temperature,
+            top_k: o.top_k,
+            top_p: o.top_p,
+            min_p: o.min_p,
+            repetition_penalty: o.repetition_penalty,
+            frequency_penalty: o.frequency_penalty,
+            presence_penalty: o.presence_penalty,
+            seen: seen_from..batch.seen.len() as u32,
+            bias: bias_from..batch.bias.len() as u32,
+        }
+    }
+}
+
+/// A seed nobody can foresee: the standard library keys its hashers from the system's randomness.
+pub(crate) fn random_seed() -> u64 {
+    RandomState::new().build_hasher().finish()
 }

@@ -1,0 +1,93 @@
+//! Places for saved recurrent state, each attached to the block of 64 tokens at whose end it stands.
+//!
+//! One budget for all conversations. When it is spent, inner checkpoints (with a deeper one in the same conversation)
+//! go before the deepest ones, and among equals the one that was used longest ago.
+
+use crate::prefix::{Block, NONE};
+use motet_model::Checkpoint;
+
+/// Which block each checkpoint belongs to.
+#[derive(Debug)]
+pub(crate) struct Checkpoints {
+    free: Vec<u32>,
+    /// Block of each checkpoint, or `NONE`.
+    of: Vec<u32>,
+    /// When it was last saved or restored.
+    used: Vec<u64>,
+    /// Whether a deeper one exists; valid only while thinning.
+    inner: Vec<bool>,
+    now: u64,
+}
+
+impl Checkpoints {
+    pub(crate) fn new(count: usize) -> Self {
+        Self {
+            free: (0..count as u32).rev().collect(),
+            of: vec![NONE; count],
+            used: vec![0; count],
+            inner: vec![false; count],
+            now: 0,
+        }
+    }
+
+    /// Checkpoints that hold something.
+    pub(crate) fn used(&self) -> usize {
+        self.of.len() - self.free.len()
+    }
+
+    /// A place for the state at the end of `block`; another block may lose its own for it. `None` without a budget.
+    pub(crate) fn attach(&mut self, block: u32, blocks: &mut [Block]) -> Option<Checkpoint> {
+        if self.free.is_empty() {
+            self.thin(blocks);
+        }
+        let place = self.free.pop()?;
+        self.of[place as usize] = block;
+        blocks[block as usize].checkpoint = place;
+        self.touch(place);
+        Some(Checkpoint(place))
+    }
+
+    /// Frees the checkpoint of a block, if it has one.
+    pub(crate) fn detach(&mut self, block: u32, blocks: &mut [Block]) {
+        let place = std::mem::replace(&mut blocks[block as usize].checkpoint, NONE);
+        if place != NONE {
+            self.of[place as usize] = NONE;
+            self.free.push(place);
+        }
+    }
+
+    /// The block whose state a checkpoint holds.
+    pub(crate) fn block_of(&self, checkpoint: Checkpoint) -> Option<u32> {
+        Some(self.of[checkpoint.0 as usize]).filter(|&b| b != NONE)
+    }
+
+    /// The checkpoint is of use to a session.
+    pub(crate) fn touch(&mut self, place: u32) {
+        self.now += 1;
+        self.used[place as usize] = self.now;
+    }
+
+    /// Gives up the checkpoint that will be missed least.
+    fn thin(&mut self, blocks: &mut [Block]) {
+        self.inner.fill(false);
+        for at in 0..self.of.len() {
+            let mut block = self.of[at];
+            while block != NONE {
+                block = blocks[block as usize].parent;
+                if block == NONE {
+                    break;
+                }
+                let above = blocks[block as usize].checkpoint;
+                if above != NONE && std::mem::replace(&mut self.inner[above as usize], true) {
+                    break; // from here upwards another walk has been
+                }
+            }
+        }
+        let least = (0..self.of.len())
+            .filter(|&c| self.of[c] != NONE)
+            .min_by_key(|&c| (!self.inner[c], self.used[c]));
+        if let Some(checkpoint) = least {
+            self.detach(self.of[checkpoint], blocks);
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! Where every byte will be: a pure function of the network's header, the options, the machine and the device's
+//! footprint. It is made, checked and printed before a weight is read, and the engine allocates by it.
+
+use crate::prefix::{PrefixCache, window_promise};
+use crate::sampling::MAX_BIAS;
+use crate::stream::StreamSize;
+use motet_model::batch::BatchLimits;
+use motet_model::layout::StateLayout;
+use motet_model::{Device, DeviceError, InFlight, KvFormat, Limits, Network, PAGE};
+use serde::Serialize;
+use std::fmt;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+/// Program, tokenizer, HTTP, allocator, thread stacks: what no other line names, at most.
+pub const REST: u64 = 24 * MIB;
+
+/// When the workspace is allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Workspace {
+    /// With the weights: a server that has started has what it needs.
+    #[default]
+    AtStart,
+    /// With the first session, and then as sessions need more, between steps: for use as a library.
+    WithSessions,
+}
+
+/// What a person chooses.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// Conversations that run at once.
+    pub sessions: usize,
+    /// Positions per conversation; `None`: what the model was trained for, at most 8,192.
+    pub context: Option<usize>,
+    /// Bytes of the whole process at most; `None`: the pools hold sessions × context.
+    pub memory: Option<u64>,
+    /// Bytes for checkpoints of recurrent state; `None`: a quarter of the pool.
+    pub checkpoint_memory: Option<u64>,
+    /// Format of keys and values.
+    pub kv: KvFormat,
+    /// Rows of logits computed at a time.
+    pub max_logit_rows: usize,
+    /// Rows of the largest batch.
+    pub rows: usize,
+    /// What a step should take at most while somebody waits for the next token.
+    pub step: Duration,
+    /// Requests (choices) that may wait.
+    pub queue: usize,
+    /// Forces the rows of a prefill chunk; `None`: what `step` leaves room for.
+    pub prefill_chunk: Option<usize>,
+    /// When the workspace is allocated.
+    pub workspace: Workspace,
+    /// A step that takes longer counts as stuck.
+    pub overdue: Duration,
+    /// Free pages are filled with NaN before each step: a check that they are never read.
+    pub poison: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            sessions: 4,
+            context: None,
+            memory: None,
+            checkpoint_memory: None,
+            kv: KvFormat::F16,
+            max_logit_rows: 16,
+            rows: 512,
+            step: Duration::from_millis(50),
+            queue: 128,
+            prefill_chunk: None,
+            workspace: Workspace::AtStart,
+            overdue: Duration::from_secs(60),
+            poison: false,
+        }
+    }
+}
+
+/// What there is to plan for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// Bytes that a new process can have; `None` if nobody knows.
+    pub memory: Option<u64>,
+}
+
+impl Machine {
+    /// This machine, as far as the system tells (Linux: `MemAvailable`).
+    pub fn here() -> Self {
+        let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+            let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+            line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+        });
+        Self { memory: available.map(|kib| kib << 10) }
+    }
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// An option that makes no sense.
+    #[error("{option}: {what}")]
+    Option {
+        /// Its name on the command line, without dashes.
+        option: &'static str,
+        /// What was found and expected.
+        what: String,
+    },
+    /// The memory allowed is less than the least that works.
+    #[error("{} of memory are not enough; the least that would do is {}", bytes(*asked), bytes(*smallest))]
+    TooLittle {
+        /// What `--memory` says.
+        asked: u64,
+        /// What it must say at least.
+        smallest: u64,
+    },
+    /// The device can't run the network.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// One purpose and its bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Line {
+    /// What for.
+    pub name: String,
+    /// How much.
+    pub bytes: u64,
+    /// What it consists of, if more than one thing.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Line>,
+}
+
+/// The plan: bytes by purpose, and the sizes that the engine and the device allocate by.
+#[derive(Debug, Clone, Serialize)]
+pub struct Plan {
+    /// Conversations that run at once.
+    pub sessions: usize,
+    /// Positions per conversation.
+    pub context: usize,
+    /// Rows of the largest batch.
+    pub rows: usize,
+    /// Pages of 64 positions in each pool of the network.
+    pub pages: Vec<usize>,
+    /// Places for saved recurrent state.
+    pub checkpoints: usize,
+    /// Bytes by purpose; their sum is `total`.
+    pub lines: Vec<Line>,
+    /// Bytes of the whole process.
+    pub total: u64,
+    /// Bytes that one more conversation adds (pools by sessions × context; with `--memory` the pools are given).
+    pub state_per_session: u64,
+    /// Bytes that buffers of their own for every conversation would have added.
+    pub separate_buffers: u64,
+    /// The smallest `--memory` that would do with these sessions and this context.
+    pub smallest_memory: u64,
+    /// What there is.
+    pub machine: Machine,
+    /// Whether the plan fits the machine.
+    pub fits: bool,
+    #[serde(skip)]
+    pub(crate) limits: Limits,
+    #[serde(skip)]
+    pub(crate) layout: StateLayout,
+    #[serde(skip)]
+    pub(crate) blocks: usize,
+    #[serde(skip)]
+    pub(crate) vocab: usize,
+    #[serde(skip)]
+    pub(crate) d_model: usize,
+    #[serde(skip)]
+    pub(crate) options: Options,
+}
+
+impl Plan {
+    /// Plans a whole network on one stage of `device`.
+    ///
+    /// # Errors
+    /// Options that make no sense, too little memory (with the least that would do), a network that the device
+    /// can't run.
+    pub fn new(
+        network: &Network,
+        options: &Options,
+        machine: Machine,
+        device: &dyn Device,
+    ) -> Result<Self, PlanError> {
+        let context = check(network, options)?;
+        let layout = network.state();
+        let sessions = options.sessions;
+        let blocks_per_context = context.div_ceil(PAGE);
+        let rows = options.rows.max(2 * sessions);
+        let mut limits = Limits {
+            batch: batch_limits(rows, sessions, context, layout.pools.len(), network.vocab),
+            sessions,
+            context,
+            logit_rows: options.max_logit_rows,
+            pages: vec![0; layout.pools.len()],
+            checkpoints: 0,
+            kv: options.kv,
+        };
+        let footprint = device.footprint(network, 0..network.layers, &limits)?;
+
+        let full = layout.pools.iter().position(|p| p.window.is_none());
+        let block_bytes = PrefixCache::bytes_per_block() as u64;
+        let full_page = block_bytes + full.map_or(0, |p| footprint.page[p]);
+        // Sliding-window pages that each session is promised, and those of one whole batch beyond them.
+        let windows: Vec<(usize, usize)> = layout
+            .pools
+            .iter()
+            .enumerate()
+            .filter_map(|(p, pool)| Some((p, window_promise(pool.window? as usize, context))))
+            .collect();
+        let chunk = rows.div_ceil(PAGE);
+        let windows_per_session: u64 = windows.iter().map(|&(p, n)| n as u64 * footprint.page[p]).sum();
+        let windows_chunk: u64 = windows.iter().map(|&(p, _)| chunk as u64 * footprint.page[p]).sum();
+
+        let batch_bytes = InFlight::bytes(&limits.batch, network.d_model);
+        let bookkeeping = StreamSize::bytes(context) + (context * 4 + 3 * blocks_per_context * 4) as u64;
+        let n = sessions as u64;
+        let pages_per_session = blocks_per_context as u64 * full_page + windows_per_session;
+        let recurrent = footprint.recurrent;
+        let checkpoints_per_session = match recurrent {
+            0 => 0,
+            r => (pages_per_session / 4 / r).max(2),
+        };
+        let fixed = footprint.weights
+            + footprint.workspace()
+            + batch_bytes
+            + REST
+            + n * (bookkeeping + recurrent + windows_per_session)
+            + windows_chunk;
+        let asked_checkpoints = options.checkpoint_memory.map(|b| b.checked_div(recurrent).unwrap_or(0));
+        let least_blocks =
+            if full.is_some() { blocks_per_context } else { sessions * blocks_per_context } as u64;
+        let smallest_memory = fixed + least_blocks * full_page + asked_checkpoints.unwrap_or(0) * recurrent;
+
+        let (blocks, checkpoints, more_windows) = match options.memory {
+            None => {
+                (n * blocks_per_context as u64, asked_checkpoints.unwrap_or(n * checkpoints_per_session), 0)
+            }
+            Some(asked) if asked < smallest_memory => {
+                return Err(PlanError::TooLittle { asked, smallest: smallest_memory });
+            }
+            Some(memory) => {
+                let left = memory - fixed - least_blocks * full_page;
+                let checkpoints = asked_checkpoints.unwrap_or(match recurrent {
+                    0 => 0,
+                    r => (left + least_blocks * full_page) / 4 / r,
+                });
+                let checkpoints = checkpoints.min(left.checked_div(recurrent).unwrap_or(0));
+                let left = left - checkpoints * recurrent;
+                match full {
+                    Some(_) => (least_blocks + left / full_page, checkpoints, 0),
+                    None => {
+                        (least_blocks, checkpoints, left / windows_page(&windows, &footprint.page).max(1))
+                    }
+                }
+            }
+        };
+        let blocks = blocks as usize;
+        for &(p, promise) in &windows {
+            limits.pages[p] = (sessions * promise + chunk + more_windows as usize).min(blocks.max(promise));
+        }
+        if let Some(p) = full {
+            limits.pages[p] = blocks;
+        }
+        limits.checkpoints = checkpoints as usize;
+
+        let line = |name: &str, bytes| Line { name: name.into(), bytes, parts: Vec::new() };
+        let pool_parts: Vec<Line> = layout
+            .pools
+            .iter()
+            .enumerate()
+            .map(|(p, pool)| {
+                let name = pool.window.map_or("full attention".into(), |w| format!("window of {w}"));
+                line(
+                    &format!("{} pages, {name}", limits.pages[p]),
+                    limits.pages[p] as u64 * footprint.page[p],
+                )
+            })
+            .collect();
+        let workspace = footprint.workspace_parts.iter().map(|(name, b)| line(name, *b)).collect();
+        let lines = vec![
+            line("weights", footprint.weights),
+            Line { parts: workspace, ..line("workspace", footprint.workspace()) },
+            line("batches in flight", batch_bytes),
+            line(&format!("recurrent state, {sessions} sessions"), n * recurrent),
+            Line {
+                bytes: pool_parts.iter().map(|l| l.bytes).sum(),
+                parts: pool_parts,
+                ..line("keys and values", 0)
+            },
+            line(&format!("{checkpoints} checkpoints"), checkpoints * recurrent),
+            line("prefix index", blocks as u64 * block_bytes),
+            line("streams and page tables", n * bookkeeping),
+            line("the rest, at most", REST),
+        ];
+        let total = lines.iter().map(|l| l.bytes).sum();
+        Ok(Self {
+            sessions,
+            context,
+            rows,
+            pages: limits.pages.clone(),
+            checkpoints: limits.checkpoints,
+            lines,
+            total,
+            state_per_session: pages_per_session + bookkeeping + (1 + checkpoints_per_session) * recurrent,
+            separate_buffers: (n - 1) * (footprint.workspace() + batch_bytes),
+            smallest_memory,
+            machine,
+            fits: machine.memory.is_none_or(|m| total <= m),
+            limits,
+            layout,
+            blocks,
+            vocab: network.vocab,
+            d_model: network.d_model,
+            options: options.clone(),
+        })
+    }
+
+    /// What the device is sized for: the same goes to [`Device::prepare`].
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+}
+
+/// One page of each sliding-window pool.
+fn windows_page(windows: &[(usize, usize)], page: &[u64]) -> u64 {
+    windows.iter().map(|&(p, _)| page[p]).sum()
+}
+
+/// Checks the options; returns the context.
+fn check(network: &Network, options: &Options) -> Result<usize, PlanError> {
+    let context = options.context.unwrap_or(network.context.min(8192));
+    let counts = [
+        ("sessions", options.sessions, 4096),
+        ("ctx", context, network.context),
+        ("rows", options.rows, 1 << 16),
+        ("queue", options.queue, 1 << 20),
+        ("max-logit-rows", options.max_logit_rows, 1 << 12),
+        ("prefill-chunk", options.prefill_chunk.unwrap_or(1), options.rows),
+    ];
+    match counts.into_iter().find(|&(_, value, most)| !(1..=most).contains(&value)) {
+        Some((option, value, most)) => {
+            Err(PlanError::Option { option, what: format!("{value} is not between 1 and {most}") })
+        }
+        None => Ok(context),
+    }
+}
+
+fn batch_limits(rows: usize, sessions: usize, context: usize, pools: usize, vocab: usize) -> BatchLimits {
+    BatchLimits {
+        rows,
+        segments: sessions,
+        pages: sessions * pools * context.div_ceil(PAGE),
+        // New pages of a batch's rows; per session a start, and a checkpoint of the step before.
+        before: pools * (rows.div_ceil(PAGE) + 2 * sessions) + 3 * sessions,
+        asks: rows,
+        seen: sessions * context.min(vocab),
+        bias: sessions * MAX_BIAS.min(vocab),
+    }
+}
+
+/// `1.50 GiB`.
+fn bytes(n: u64) -> String {
+    match n {
+        0..1024 => format!("{n} B"),
+        1024..MIB => format!("{:.2} KiB", n as f64 / 1024.0),
+        MIB..0x4000_0000 => format!("{:.2} MiB", n as f64 / MIB as f64),
+        _ => format!("{:.2} GiB", n as f64 / (1u64 << 30) as f64),
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} sessions of {} tokens, {} rows a step", self.sessions, self.context, self.rows)?;
+        for line in &self.lines {
+            writeln!(f, "  {:<38}{:>12}", line.name, bytes(line.bytes))?;
+            for part in &line.parts {
+                writeln!(f, "    {:<36}{:>12}", part.name, bytes(part.bytes))?;
+            }
+        }
+        writeln!(f, "  {:<38}{:>12}", "in all", bytes(self.total))?;
+        writeln!(f, "A further conversation adds {}.", bytes(self.state_per_session))?;
+        writeln!(f, "Buffers for each of its own would have added {}.", bytes(self.separate_buffers))?;
+        match self.machine.memory {
+            None => writeln!(f, "This machine does not say how much memory it has."),
+            Some(m) if self.fits => writeln!(f, "It fits: this machine has {} to spare.", bytes(m)),
+            Some(m) => writeln!(
+                f,
+                "It does not fit: this machine has {} to spare; --memory {} is the least that would do.",
+                bytes(m),
+                bytes(self.smallest_memory)
+            ),
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! Which rows run in the next step, and what their answers mean.
+//!
+//! [`Scheduler::fill`] fills a batch: sessions that wait for their next token come first, one row each; what is left
+//! of the step's time goes to prompts, shared fairly. [`Scheduler::settle`] takes the answers. Between the two a
+//! device ran the rows; the scheduler knows it only by the time it took. After warm-up neither allocates.
+
+use crate::costs::Costs;
+use crate::metrics::MetricsSnapshot;
+use crate::plan::Plan;
+use crate::prefix::PrefixCache;
+use crate::queue::Queue;
+use crate::session::{Border, Session};
+use crate::stream::{FinishReason, StreamError, Token};
+use motet_model::batch::{Answer, Batch, Commit, MAX_POOLS, Segment, StateOp, Want};
+use motet_model::{InFlight, PAGE, Slot};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+/// While nobody waits for a next token, a step may take this many times its usual time: prompts read faster.
+const ALONE: u32 = 8;
+
+/// Decoding may be slowed by this factor so that prompts advance, even where one row takes longer than a step should.
+const COMPANY: f64 = 1.25;
+
+/// All sessions, and everything they share.
+pub(crate) struct Scheduler {
+    cache: PrefixCache,
+    /// Sessions with a place, by slot.
+    running: Vec<Option<Box<Session>>>,
+    free_slots: Vec<Slot>,
+    /// Slots of the running sessions, oldest session first.
+    by_age: Vec<Slot>,
+    /// Sessions that go before the queue, oldest first: those that stepped back, forks, and the queue's first.
+    line: VecDeque<Box<Session>>,
+    /// Changes of state for the next batch, in order.
+    changes: Vec<StateOp>,
+    /// Prompts of this step with the rows that each could use.
+    prompts: Vec<(Slot, usize)>,
+    costs: Costs,
+    /// Requests that came out of the queue.
+    arrivals: u64,
+    /// Steps filled.
+    steps: u64,
+    /// Rows a batch may have: the workspace there is.
+    most_rows: usize,
+    pools: usize,
+    recurrent: bool,
+    context: usize,
+    step: Duration,
+    chunk: Option<usize>,
+}
+
+impl Scheduler {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let (limits, layout) = (&plan.limits, &plan.layout);
+        let sessions = limits.sessions;
+        Self {
+            cache: PrefixCache::new(layout, plan.blocks, &limits.pages, limits.checkpoints, limits.context),
+            running: (0..sessions).map(|_| None).collect(),
+            free_slots: (0..sessions as u32).rev().map(Slot).collect(),
+            by_age: Vec::with_capacity(sessions),
+            line: VecDeque::with_capacity(sessions + plan.options.queue + 1),
+            changes: Vec::with_capacity(limits.batch.before),
+            prompts: Vec::with_capacity(sessions),
+            costs: Costs::default(),
+            arrivals: 0,
+            steps: 0,
+            most_rows: 0,
+            pools: layout.pools.len(),
+            recurrent: layout.recurrent_floats > 0,
+            context: limits.context,
+            step: plan.options.step,
+            chunk: plan.options.prefill_chunk,
+        }
+    }
+
+    /// Fills the batch of the next step; it stays empty if there is nothing to do.
+    pub(crate) fn fill(
+        &mut self,
+        batch: &mut Batch,
+        queue: &Queue,
+        now: Duration,
+        metrics: &mut MetricsSnapshot,
+    ) {
+        batch.clear();
+        self.steps += 1;
+        self.bury_the_dead(metrics);
+        self.decode(batch, metrics);
+        self.admit(queue, now, metrics);
+        self.prefill(batch);
+        if batch.rows() > 0 {
+            batch.before.append(&mut self.changes);
+        }
+    }
+
+    /// Nothing is computed for readers that have left.
+    fn bury_the_dead(&mut self, metrics: &mut MetricsSnapshot) {
+        self.line.retain(|session| {
+            let abandoned = session.sender.abandoned();
+            metrics.finished_abort += if abandoned { 1 + session.forks.len() as u64 } else { 0 };
+            !abandoned
+        });
+        for slot in (0..self.running.len() as u32).map(Slot) {
+            if self.session(slot).is_some_and(|s| s.sender.abandoned()) {
+                metrics.finished_abort += 1 + self.remove(slot).forks.len() as u64;
+            }
+        }
+    }
+
+    /// A row for each session that waits for its next token, oldest first. One that needs a page where none is left
+    /// makes the youngest step back, itself if need be; so the oldest always advances.
+    fn decode(&mut self, batch: &mut Batch, metrics: &mut MetricsSnapshot) {
+        let mut at = 0;
+        while at < self.by_age.len() {
+            let slot = self.by_age[at];
+            if self.running(slot).decodes && self.make_room(slot, metrics) {
+                self.add(batch, slot, 1);
+            }
+            at += 1;
+        }
+    }
+
+    /// Whether the session could get pages for its next row.
+    fn make_room(&mut self, slot: Slot, metrics: &mut MetricsSnapshot) -> bool {
+        loop {
+            let session = self.running(slot);
+            let wanted = session.read + 1;
+            if self.cache.reach(&session.table, wanted) >= wanted {
+                return true;
+            }
+            let youngest = *self.by_age.last().expect("the session itself is running");
+            self.step_back(youngest);
+            metrics.num_preemptions += 1;
+            if youngest == slot {
+                return false;
+            }
+        }
+    }
+
+    /// Starts sessions while there are places and pages, strictly in order of age: nobody overtakes, nobody starves.
+    fn admit(&mut self, queue: &Queue, now: Duration, metrics: &mut MetricsSnapshot) {
+        while !self.free_slots.is_empty() {
+            if self.line.is_empty() {
+                let Some(waiting) = queue.pop(now) else { break };
+                self.line.push_back(Box::new(Session::new(self.arrivals, waiting, self.context)));
+                self.arrivals += 1;
+            }
+            let Some(session) = self.line.pop_front() else { break };
+            if let Err(session) = self.start(session, now, metrics) {
+                self.line.push_front(session);
+                break;
+            }
+        }
+    }
+
+    /// Gives a session a place and what the prefix cache has of its tokens, or gives it back.
+    fn start(
+        &mut self,
+        mut session: Box<Session>,
+        now: Duration,
+        metrics: &mut MetricsSnapshot,
+    ) -> Result<(), Box<Session>> {
+        let hit = self.cache.find(&session.tokens, session.sharable());
+        let positions = session.reservation();
+        if !self.cache.admit(hit, positions, &mut session.table) {
+            return Err(session);
+        }
+        let slot = self.free_slots.pop().expect("a free slot was seen");
+        if self.recurrent {
+            self.changes.push(match hit.checkpoint {
+                Some(from) => StateOp::Restore { from, slot },
+                None => StateOp::Clear { slot },
+            });
+        }
+        session.read = hit.blocks * PAGE;
+        session.furthest = session.furthest.max(session.read);
+        session.decodes = false;
+        session.served = self.steps;
+        if session.cached.is_none() {
+            session.cached = Some(session.read);
+            session.times.started = now;
+            session.sender.started(session.read, session.sampler.seed());
+            metrics.started(&session, now);
+        }
+        let age = session.age;
+        let at = self.by_age.partition_point(|&s| self.running(s).age < age);
+        self.by_age.insert(at, slot);
+        self.running[slot.0 as usize] = Some(session);
+        Ok(())
+    }
+
+    /// Shares what is left of the step among the prompts: a short one is read at once, long ones get equal parts of
+    /// the rest, and at least one row always advances.
+    fn prefill(&mut self, batch: &mut Batch) {
+        let mut budget = self.prefill_budget(batch.rows());
+        self.prompts.clear();
+        for &slot in &self.by_age {
+            let session = self.running(slot);
+            if !session.decodes {
+                self.prompts.push((slot, self.chunk_end(session) - session.read));
+            }
+        }
+        let mut prompts = std::mem::take(&mut self.prompts);
+        if prompts.len() > budget {
+            prompts.sort_unstable_by_key(|&(slot, _)| (self.running(slot).served, slot));
+            prompts.truncate(budget);
+        }
+        prompts.sort_unstable_by_key(|&(slot, rows)| (rows, slot));
+        for (i, &(slot, rows)) in prompts.iter().enumerate() {
+            let share = self.chunk.unwrap_or(budget / (prompts.len() - i)).min(budget);
+            let session = self.running(slot);
+            let end = self.cache.reach(&session.table, session.read + rows.min(share));
+            let rows = end.saturating_sub(session.read);
+            if rows > 0 {
+                self.add(batch, slot, rows);
+                budget -= rows;
+            }
+        }
+        self.prompts = prompts;
+    }
+
+    /// Rows for prompts beside `decoding` rows.
+    fn prefill_budget(&self, decoding: usize) -> usize {
+        if self.chunk.is_some() {
+            return self.most_rows - decoding;
+        }
+        let time = match self.costs.expected(decoding) {
+            _ if decoding == 0 => self.step * ALONE,
+            Some(time) => self.step.max(time.mul_f64(COMPANY)),
+            None => self.step,
+        };
+        let least = (decoding + 1).min(self.most_rows);
+        self.costs.rows_within(time, least, self.most_rows) - decoding
+    }
+
+    /// Where the next chunk of a prompt ends at the latest.
+    fn chunk_end(&self, session: &Session) -> usize {
+        if self.recurrent { session.next_border() } else { session.tokens.len() }
+    }
+
+    /// Adds a segment: the session's next `rows` rows, for which there are pages.
+    fn add(&mut self, batch: &mut Batch, slot: Slot, rows: usize) {
+        let session = self.running[slot.0 as usize].as_mut().expect("a running session");
+        let end = session.read + rows;
+        self.cache.grow(&mut session.table, end, &mut self.changes);
+        let first_row = batch.tokens.len();
+        session.ask(rows, first_row, batch);
+        if !session.decodes {
+            session.served = self.steps;
+        }
+        batch.tokens.extend_from_slice(&session.tokens[session.read..end]);
+        let mut tables: [Range<u32>; MAX_POOLS] = std::array::from_fn(|_| 0..0);
+        for (pool, range) in tables.iter_mut().enumerate().take(self.pools) {
+            let from = batch.pages.len() as u32;
+            batch.pages.extend_from_slice(self.cache.table(&session.table, pool));
+            *range = from..batch.pages.len() as u32;
+        }
+        batch.segments.push(Segment {
+            slot,
+            first_position: session.read as u32,
+            rows: first_row as u32..batch.tokens.len() as u32,
+            tables,
+            commit: Commit::All,
+        });
+    }
+
+    /// Takes the answers of a step: state has advanced, tokens are published, finished sessions leave.
+    pub(crate) fn settle(
+        &mut self,
+        work: &InFlight,
+        took: Duration,
+        now: Duration,
+        metrics: &mut MetricsSnapshot,
+    ) {
+        self.costs.measured(work.batch.rows(), took);
+        metrics.stepped(work.batch.rows(), took);
+        let mut answers = &work.answers[..];
+        for (i, segment) in work.batch.segments.iter().enumerate() {
+            let mine;
+            (mine, answers) = answers.split_at(answers.partition_point(|a| a.row < segment.rows.end));
+            if work.faults.contains(&(i as u32)) {
+                let error = StreamError::NonFinite { position: segment.first_position as usize };
+                self.fail(segment.slot, error, metrics);
+                continue;
+            }
+            self.advance(segment, metrics);
+            if let Some(reason) = self.publish(segment.slot, mine, work, now, metrics) {
+                self.finish(segment.slot, reason, now, metrics);
+            }
+        }
+    }
+
+    /// The rows of a segment have been run: pages are sealed, state is saved at a border, forks set out.
+    fn advance(&mut self, segment: &Segment, metrics: &mut MetricsSnapshot) {
+        let session = self.running[segment.slot.0 as usize].as_mut().expect("a running session");
+        let prompt = session.task.prompt;
+        session.read += segment.rows.len();
+        metrics.rows_were_run(session, segment.rows.len());
+        session.furthest = session.furthest.max(session.read);
+        self.cache.advance(&mut session.table, &session.tokens[..session.read]);
+        if self.recurrent && session.read.is_multiple_of(PAGE) {
+            save(&mut self.cache, session, segment.slot, &mut self.changes);
+        }
+        if session.read >= prompt && !session.forks.is_empty() {
+            let forks = std::mem::take(&mut session.forks);
+            forks.into_iter().for_each(|fork| self.line_up(Box::new(fork)));
+        }
+    }
+
+    /// Publishes what the rows of a session answered; `Some` if its answer ends.
+    fn publish(
+        &mut self,
+        slot: Slot,
+        answers: &[Answer],
+        work: &InFlight,
+        now: Duration,
+        metrics: &mut MetricsSnapshot,
+    ) -> Option<FinishReason> {
+        let session = self.running[slot.0 as usize].as_mut().expect("a running session");
+        for answer in answers {
+            let top = &work.top[answer.top.start as usize..answer.top.end as usize];
+            let token = Token::new(answer.token, answer.logprob, answer.digest);
+            let ask = work.batch.asks.binary_search_by_key(&answer.row, |a| a.row);
+            match ask.map(|i| &work.batch.asks[i].want) {
+                Ok(Want::Score { .. }) => {
+                    session.scored += 1;
+                    session.sender.prompt(token, top);
+                }
+                _ => {
+                    metrics.token(&mut session.times, session.task.arrived, now);
+                    if let Some(reason) = session.take(token, top) {
+                        return Some(reason);
+                    }
+                }
+            }
+        }
+        (session.task.answer == 0 && session.read == session.tokens.len()).then_some(FinishReason::Length)
+    }
+
+    /// The answer is complete. Its pages stay known for the next turn.
+    fn finish(&mut self, slot: Slot, reason: FinishReason, now: Duration, metrics: &mut MetricsSnapshot) {
+        let session = self.remove(slot);
+        metrics.finished(&session, reason, now);
+        let usage = session.usage();
+        session.sender.finish(reason, usage);
+    }
+
+    fn fail(&mut self, slot: Slot, error: StreamError, metrics: &mut MetricsSnapshot) {
+        metrics.finished_error += 1;
+        self.remove(slot).sender.fail(error);
+    }
+
+    /// The step failed. The state of its sessions is undefined, so they end with the error; what the batch saved is
+    /// lost; a session that was to begin in it without a row steps back and begins again.
+    pub(crate) fn step_failed(&mut self, work: &InFlight, error: &str, metrics: &mut MetricsSnapshot) {
+        metrics.failed_steps += 1;
+        for segment in &work.batch.segments {
+            self.fail(segment.slot, StreamError::DeviceFailed(error.to_owned()), metrics);
+        }
+        for change in &work.batch.before {
+            match *change {
+                StateOp::Save { into, .. } => self.cache.drop_checkpoint(into),
+                StateOp::Clear { slot } | StateOp::Restore { slot, .. } if self.session(slot).is_some() => {
+                    self.step_back(slot);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends everything that runs or waits in line.
+    pub(crate) fn fail_all(&mut self, error: &StreamError, metrics: &mut MetricsSnapshot) {
+        for session in self.line.drain(..) {
+            session.sender.fail(error.clone());
+            metrics.finished_error += 1;
+        }
+        while let Some(&slot) = self.by_age.last() {
+            self.fail(slot, error.clone(), metrics);
+        }
+    }
+
+    /// The session gives up its place and pages, and keeps its tokens.
+    fn step_back(&mut self, slot: Slot) {
+        let mut session = self.remove(slot);
+        session.read = 0;
+        session.rolling = None;
+        session.preemptions += 1;
+        self.line_up(session);
+    }
+
+    /// Puts a session into the line, by age.
+    fn line_up(&mut self, session: Box<Session>) {
+        let at = self.line.partition_point(|s| s.age < session.age);
+        self.line.insert(at, session);
+    }
+
+    /// Takes a session out of its place; its pages are released.
+    fn remove(&mut self, slot: Slot) -> Box<Session> {
+        let mut session = self.running[slot.0 as usize].take().expect("a running session");
+        self.by_age.retain(|&s| s != slot);
+        self.free_slots.push(slot);
+        self.cache.release(&mut session.table);
+        session
+    }
+
+    fn session(&self, slot: Slot) -> Option<&Session> {
+        self.running[slot.0 as usize].as_deref()
+    }
+
+    fn running(&self, slot: Slot) -> &Session {
+        self.session(slot).expect("a running session")
+    }
+
+    /// Rows that could run now: what the workspace should hold.
+    pub(crate) fn rows_wanted(&self) -> usize {
+        let running = self.by_age.iter().map(|&slot| self.running(slot));
+        running.chain(self.line.iter().map(|s| &**s)).map(|s| s.tokens.len() - s.read).sum()
+    }
+
+    /// The workspace holds so many rows from now on.
+    pub(crate) fn set_most_rows(&mut self, rows: usize) {
+        self.most_rows = rows;
+    }
+
+    /// Brings the gauges up to date.
+    pub(crate) fn measure(&self, queue: &Queue, metrics: &mut MetricsSnapshot) {
+        let pages = self.cache.pages();
+        metrics.num_requests_running = self.by_age.len();
+        metrics.num_requests_waiting = self.line.len() + queue.len();
+        metrics.kv_cache_usage = pages.held() as f64 / pages.count().max(1) as f64;
+        metrics.cached_pages = pages.idle();
+        metrics.checkpoints_used = self.cache.checkpoints().used();
+    }
+
+    /// Calls `poison` with the free pages of every pool that were not poisoned since they became free.
+    pub(crate) fn poison(&mut self, poison: impl FnMut(usize, u32)) {
+        self.cache.take_unpoisoned(poison);
+    }
+
+    /// Whether nothing runs, waits in line or holds anything.
+    pub(crate) fn at_rest(&self) -> bool {
+        self.by_age.is_empty()
+            && self.line.is_empty()
+            && self.free_slots.len() == self.running.len()
+            && self.cache.at_rest()
+    }
+}
+
+/// Saves the recurrent state at a border if it is of use to a later turn.
+fn save(cache: &mut PrefixCache, session: &mut Session, slot: Slot, changes: &mut Vec<StateOp>) {
+    let border = session.border_kind();
+    if border == Border::Passing {
+        return;
+    }
+    if let Some((block, checkpoint)) = session.rolling.take()
+        && cache.checkpoints().block_of(checkpoint) == Some(block)
+    {
+        cache.drop_checkpoint(checkpoint);
+    }
+    if let Some(into) = cache.checkpoint(&session.table) {
+        changes.push(StateOp::Save { slot, into });
+        if border == Border::Rolling {
+            session.rolling = cache.checkpoints().block_of(into).map(|block| (block, into));
+        }
+    }
+}

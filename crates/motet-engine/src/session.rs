@@ -1,0 +1,223 @@
+//! A session: one choice of one request, with its tokens and what it holds.
+//!
+//! The tokens and the sampler are the truth; everything in the table is a cache of them. So a session can step back
+//! into the line at any time and be read again, and nobody can tell but by the clock.
+
+use crate::prefix::Table;
+use crate::queue::Waiting;
+use crate::request::Cut;
+use crate::sampling::{Sampler, random_seed};
+use crate::stream::{FinishReason, Sender, Token, Usage};
+use motet_model::batch::{Ask, Batch, Want};
+use motet_model::{Checkpoint, PAGE};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Recurrent state is saved at least this often.
+pub(crate) const CHECKPOINT_EVERY: usize = 512;
+
+/// Tokens beyond the known ones that admission reserves pages for.
+pub(crate) const HEADROOM: usize = 256;
+
+/// What all choices of a request share.
+pub(crate) struct Task {
+    /// Tokens in the prompt.
+    pub(crate) prompt: usize,
+    /// Page borders in the prompt where recurrent state is saved, ascending.
+    borders: Vec<usize>,
+    /// Tokens of the answer at most.
+    pub(crate) answer: usize,
+    end_tokens: Vec<u32>,
+    logprobs: Option<u8>,
+    prompt_logprobs: Option<u8>,
+    digests: bool,
+    pub(crate) arrived: Duration,
+}
+
+/// One choice of one request.
+pub(crate) struct Session {
+    /// Number of the request in order of arrival, and the choice: the lower, the older.
+    pub(crate) age: (u64, u32),
+    pub(crate) task: Arc<Task>,
+    /// Prompt and answer; all but the last few have been run.
+    pub(crate) tokens: Vec<u32>,
+    /// Positions whose rows have been run: the table holds their state.
+    pub(crate) read: usize,
+    /// The furthest it was ever read: rows before it are run again after stepping back.
+    pub(crate) furthest: usize,
+    /// Whether its next row is that of the token chosen last; if not, it reads its prompt (or reads again).
+    pub(crate) decodes: bool,
+    pub(crate) table: Table,
+    pub(crate) sender: Sender,
+    pub(crate) sampler: Sampler,
+    cut: Option<Box<dyn Cut>>,
+    /// Tokens chosen so far, an end token included.
+    pub(crate) generated: usize,
+    /// Prompt tokens whose score was published, the first (which has none) included.
+    pub(crate) scored: usize,
+    /// The other choices: they wait until the prompt has been read, and then share its pages.
+    pub(crate) forks: Vec<Session>,
+    /// The checkpoint at the last border of the answer so far, with its block: given up for the next one.
+    pub(crate) rolling: Option<(u32, Checkpoint)>,
+    /// The step in which its prompt last advanced.
+    pub(crate) served: u64,
+    /// Prompt tokens found in the cache when it first started; `None` until then.
+    pub(crate) cached: Option<usize>,
+    /// How often it stepped back.
+    pub(crate) preemptions: usize,
+    pub(crate) times: Times,
+}
+
+/// When things happened to a session.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    pub(crate) started: Duration,
+    pub(crate) first_token: Option<Duration>,
+    pub(crate) last_token: Duration,
+}
+
+impl Session {
+    /// The first choice of a request, which carries the others as forks.
+    pub(crate) fn new(number: u64, waiting: Waiting, context: usize) -> Self {
+        let Waiting { request, senders, answer, arrived } = waiting;
+        let prompt = request.prompt.len();
+        // The next turn shares the whole prompt, a fork all but its last token.
+        let ends = request.marks.iter().copied().chain([prompt - 1, prompt]);
+        let mut borders: Vec<usize> = ends.map(|end| end / PAGE * PAGE).filter(|&b| b > 0).collect();
+        borders.sort_unstable();
+        borders.dedup();
+        let task = Arc::new(Task {
+            prompt,
+            borders,
+            answer,
+            end_tokens: request.end_tokens,
+            logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs,
+            digests: request.digests,
+            arrived,
+        });
+        let seed = request.sampling.seed.unwrap_or_else(random_seed);
+        let sampling = Arc::new(request.sampling);
+        let choice = |(choice, sender): (usize, Sender)| {
+            let choice = choice as u32;
+            let mut tokens = Vec::with_capacity(prompt + answer);
+            tokens.extend_from_slice(&request.prompt);
+            Self {
+                age: (number, choice),
+                task: task.clone(),
+                sampler: Sampler::new(sampling.clone(), seed, choice, &tokens, answer),
+                tokens,
+                read: 0,
+                furthest: 0,
+                decodes: false,
+                table: Table::with_capacity(context),
+                sender,
+                cut: request.cut.as_ref().map(|make| make()),
+                generated: 0,
+                scored: if choice == 0 { 1 } else { prompt },
+                forks: Vec::new(),
+                rolling: None,
+                served: 0,
+                cached: None,
+                preemptions: 0,
+                times: Times::default(),
+            }
+        };
+        let mut choices = senders.into_iter().enumerate().map(choice);
+        let mut first = choices.next().expect("a checked request has a choice");
+        first.forks = choices.collect();
+        first
+    }
+
+    /// Positions that are reserved when it starts.
+    pub(crate) fn reservation(&self) -> usize {
+        (self.tokens.len() + HEADROOM).min(self.task.prompt + self.task.answer)
+    }
+
+    /// How much of its tokens may come from the cache: all but the last, whose logits are needed; none while the
+    /// prompt's own scores are.
+    pub(crate) fn sharable(&self) -> usize {
+        match self.task.prompt_logprobs {
+            Some(_) if self.scored < self.task.prompt => 0,
+            _ => self.tokens.len() - 1,
+        }
+    }
+
+    /// Where the next chunk must end at the latest, if state is saved at borders.
+    pub(crate) fn next_border(&self) -> usize {
+        let regular = (self.read / CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY;
+        let in_prompt = self.task.borders.iter().copied().find(|&b| b > self.read);
+        let last = Some(self.tokens.len() / PAGE * PAGE).filter(|&b| b > self.read);
+        [in_prompt, last].into_iter().flatten().fold(regular.min(self.tokens.len()), usize::min)
+    }
+
+    /// Whether the state at `read`, a border, is worth keeping, and for how long.
+    pub(crate) fn border_kind(&self) -> Border {
+        if self.read.is_multiple_of(CHECKPOINT_EVERY) || self.task.borders.binary_search(&self.read).is_ok() {
+            Border::Lasting
+        } else if self.read > self.task.prompt {
+            Border::Rolling
+        } else {
+            Border::Passing
+        }
+    }
+
+    /// The session's questions to its rows `read .. read + rows`, the first of which is row `at` of the batch.
+    pub(crate) fn ask(&self, rows: usize, at: usize, batch: &mut Batch) {
+        let task = &*self.task;
+        let end = self.read + rows;
+        if let Some(top) = task.prompt_logprobs {
+            for position in self.read.max(self.scored - 1)..end.min(task.prompt - 1) {
+                batch.asks.push(Ask {
+                    row: (at + position - self.read) as u32,
+                    want: Want::Score { target: self.tokens[position + 1] },
+                    top,
+                    logprob: true,
+                    digest: task.digests,
+                });
+            }
+        }
+        if end == self.tokens.len() && task.answer > 0 {
+            let sampling = self.sampler.parameters(batch);
+            batch.asks.push(Ask {
+                row: (at + rows - 1) as u32,
+                want: Want::Sample(sampling),
+                top: task.logprobs.unwrap_or(0),
+                logprob: task.logprobs.is_some(),
+                digest: task.digests,
+            });
+        }
+    }
+
+    /// Takes a chosen token: publishes it unless it is an end token, and says whether the answer ends with it.
+    pub(crate) fn take(&mut self, token: Token, top: &[(u32, f32)]) -> Option<FinishReason> {
+        let id = token.token;
+        self.generated += 1;
+        if self.task.end_tokens.contains(&id) {
+            return Some(FinishReason::EndToken(id));
+        }
+        self.decodes = true;
+        self.tokens.push(id);
+        self.sampler.learn(id);
+        self.sender.token(token, top);
+        if self.cut.as_mut().is_some_and(|cut| cut.push(id)) {
+            return Some(FinishReason::Cut);
+        }
+        (self.generated == self.task.answer).then_some(FinishReason::Length)
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        Usage { prompt: self.task.prompt, cached: self.cached.unwrap_or(0), generated: self.generated }
+    }
+}
+
+/// What the state at a page border is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Border {
+    /// The end of a message, or a regular distance: kept.
+    Lasting,
+    /// Within the answer: kept until the next border, or if the answer ends.
+    Rolling,
+    /// Nothing.
+    Passing,
+}

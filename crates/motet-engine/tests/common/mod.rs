@@ -1,0 +1,200 @@
+//! An engine over the scripted device, turned by hand, with simulated time; and what each request must answer.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // each test file uses its part
+
+use motet_engine::clock::{Clock, SimClock};
+use motet_engine::scripted::{Control, Pace, Script, Scripted, Sketch, Solo};
+use motet_engine::{
+    Driver, Engine, Event, FinishReason, Machine, Options, Plan, Request, SamplingOptions, Stream, Turn,
+};
+use motet_model::batch::{Sampling, Seen};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub const END: u32 = 0;
+
+/// Every kind of session state a network can have.
+pub const SKETCHES: [Sketch; 6] = [
+    sketch(true, None, false),
+    sketch(true, Some(100), false),
+    sketch(true, None, true),
+    sketch(true, Some(64), true),
+    sketch(false, Some(130), false),
+    sketch(false, None, true),
+];
+
+pub const fn sketch(full: bool, window: Option<u32>, recurrent: bool) -> Sketch {
+    Sketch { vocab: 1000, context: 8192, full, window, recurrent }
+}
+
+/// A small generator with a seed (SplitMix64).
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// In `from..to`.
+    pub fn range(&mut self, from: usize, to: usize) -> usize {
+        from + (self.next() % (to - from) as u64) as usize
+    }
+
+    pub fn chance(&mut self, one_in: u64) -> bool {
+        self.next().is_multiple_of(one_in)
+    }
+
+    pub fn tokens(&mut self, count: usize) -> Vec<u32> {
+        (0..count).map(|_| self.range(1, 1000) as u32).collect()
+    }
+}
+
+/// An engine, what it runs on, and its clock.
+pub struct Rig {
+    pub engine: Engine,
+    pub driver: Driver,
+    pub clock: Arc<SimClock>,
+    pub control: Arc<Control>,
+    pub sketch: Sketch,
+    pub script: Script,
+}
+
+/// 10 ms a step and 0.5 ms a row.
+pub fn step_time(rows: usize) -> Duration {
+    Duration::from_micros(10_000 + 500 * rows as u64)
+}
+
+pub fn random(mean: u32) -> Script {
+    Script::Random { end: Some(END), mean }
+}
+
+impl Rig {
+    pub fn new(sketch: Sketch, script: Script, options: &Options) -> Self {
+        let clock = Arc::new(SimClock::default());
+        let pace = Pace::Simulated(clock.clone(), Arc::new(step_time));
+        let device = Scripted { pace, ..Scripted::new(script.clone()) };
+        let network = sketch.network();
+        let plan = Plan::new(&network, options, Machine { memory: None }, &device).unwrap();
+        let stage = device.stage(&network, plan.limits());
+        let (engine, driver) = Engine::by_hand(plan, clock.clone() as Arc<dyn Clock>, stage).unwrap();
+        Self { engine, driver, clock, control: device.control, sketch, script }
+    }
+
+    /// Turns the wheel until there is nothing to do.
+    pub fn run(&mut self) {
+        while self.driver.turn() == Turn::Ran {}
+    }
+
+    /// The tokens of each choice that this request must answer, and why each ends.
+    pub fn expected(&self, request: &Request) -> Vec<(Vec<u32>, FinishReason)> {
+        (0..request.choices).map(|choice| expected(self, request, choice)).collect()
+    }
+
+    /// Submits, runs everything, and returns the answers.
+    pub fn answers(&mut self, request: Request) -> Vec<Answer> {
+        let mut stream = self.engine.submit(request).unwrap();
+        self.run();
+        answers(&mut stream)
+    }
+}
+
+/// One choice, computed from its tokens alone.
+pub fn expected(rig: &Rig, request: &Request, choice: u32) -> (Vec<u32>, FinishReason) {
+    let mut solo = Solo::new(rig.sketch, rig.script.clone());
+    request.prompt.iter().for_each(|&t| solo.push(t));
+    let o = &request.sampling;
+    let sampling = Sampling {
+        seed: o.seed.expect("tests give a seed"),
+        choice,
+        temperature: o.temperature,
+        top_k: o.top_k,
+        top_p: o.top_p,
+        min_p: o.min_p,
+        repetition_penalty: o.repetition_penalty,
+        frequency_penalty: o.frequency_penalty,
+        presence_penalty: o.presence_penalty,
+        seen: 0..0,
+        bias: 0..0,
+    };
+    let penalties = o.repetition_penalty != 1.0 || o.frequency_penalty != 0.0 || o.presence_penalty != 0.0;
+    let mut seen: BTreeMap<u32, u32> = request.prompt.iter().map(|&t| (t, 0)).collect();
+    let mut cut = request.cut.as_ref().map(|make| make());
+    let most = request.answer_limit(rig.engine.limits().context);
+    let mut answer = Vec::new();
+    while answer.len() < most {
+        let list: Vec<Seen> = match penalties {
+            true => seen.iter().map(|(&token, &generated)| Seen { token, generated }).collect(),
+            false => Vec::new(),
+        };
+        let token = solo.next(&sampling, &list, &o.logit_bias);
+        if request.end_tokens.contains(&token) {
+            return (answer, FinishReason::EndToken(token));
+        }
+        answer.push(token);
+        *seen.entry(token).or_default() += 1;
+        solo.push(token);
+        if cut.as_mut().is_some_and(|c| c.push(token)) {
+            return (answer, FinishReason::Cut);
+        }
+    }
+    (answer, FinishReason::Length)
+}
+
+/// What a stream said of one choice.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub cached: Option<usize>,
+    pub reason: Option<FinishReason>,
+    pub generated: usize,
+    pub error: Option<String>,
+}
+
+/// All that has arrived, by choice.
+pub fn answers(stream: &mut Stream) -> Vec<Answer> {
+    let mut out = Vec::<Answer>::new();
+    while let Some(event) = stream.try_next() {
+        add(&mut out, event);
+    }
+    out
+}
+
+pub fn add(out: &mut Vec<Answer>, event: Event) {
+    let choice = match event {
+        Event::Started { choice, .. } | Event::Token { choice, .. } | Event::Finished { choice, .. } => {
+            choice
+        }
+        Event::Prompt(_) | Event::Failed(_) => 0,
+    } as usize;
+    if out.len() <= choice {
+        out.resize(choice + 1, Answer::default());
+    }
+    let answer = &mut out[choice];
+    match event {
+        Event::Started { cached_tokens, .. } => answer.cached = Some(cached_tokens),
+        Event::Prompt(_) => {}
+        Event::Token { scored, .. } => answer.tokens.push(scored.token),
+        Event::Finished { reason, usage, .. } => {
+            answer.reason = Some(reason);
+            answer.generated = usage.generated;
+        }
+        Event::Failed(error) => answer.error = Some(error.to_string()),
+    }
+}
+
+/// A request with a seed, sampled, that ends by itself.
+pub fn request(prompt: Vec<u32>, seed: u64) -> Request {
+    Request {
+        sampling: SamplingOptions { seed: Some(seed), ..SamplingOptions::default() },
+        end_tokens: vec![END],
+        ..Request::new(prompt)
+    }
+}
+
+/// Options for small pools.
+pub fn options(sessions: usize, context: usize) -> Options {
+    Options { sessions, context: Some(context), ..Options::default() }
+}
