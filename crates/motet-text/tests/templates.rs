@@ -1,4 +1,5 @@
 //! Templates render as Python's jinja2 renders them in transformers (`tools/chat_templates.py`).
+#![allow(clippy::unwrap_used, reason = "tests, and functions of theirs")]
 
 use std::path::{Path, PathBuf};
 

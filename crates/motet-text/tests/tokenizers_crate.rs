@@ -1,4 +1,5 @@
 //! BPE ids are those of Hugging Face's `tokenizers` crate, on the texts and on random ones.
+#![allow(clippy::unwrap_used, reason = "tests, and functions of theirs")]
 
 mod common;
 
