@@ -5,8 +5,9 @@
 
 use crate::TextError;
 use crate::merge::{Join, Merger, Symbol};
-use crate::pieces::{NONE, Pieces, hash_pair};
+use crate::pieces::{NONE, Pieces};
 use crate::pretokenize::PreTokenizer;
+use crate::table::{Table, hash_pair};
 use crate::vocabulary::{Vocabulary, kind};
 
 /// The merges as pairs of ids, and how text is cut into words.
@@ -15,8 +16,7 @@ pub(crate) struct Bpe {
     pre: &'static PreTokenizer,
     /// The rules, best first.
     rules: Vec<Rule>,
-    /// Open addressing over `rules`, by pair.
-    slots: Vec<u32>,
+    by_pair: Table,
     /// The token of each byte, [`NONE`] where the vocabulary lacks it.
     bytes: [u32; 256],
 }
@@ -26,6 +26,12 @@ struct Rule {
     left: u32,
     right: u32,
     joined: u32,
+}
+
+impl Rule {
+    fn joins(&self, left: u32, right: u32) -> bool {
+        (self.left, self.right) == (left, right)
+    }
 }
 
 impl Bpe {
@@ -38,14 +44,14 @@ impl Bpe {
         for (index, &rule) in vocabulary.merges.iter().enumerate() {
             rules.push(read_rule(&pieces, &alphabet, index, rule)?);
         }
-        let mut slots = vec![NONE; (rules.len() + rules.len() / 2 + 1).next_power_of_two()];
-        for (rank, rule) in rules.iter().enumerate() {
-            if let Err(slot) = probe(&slots, &rules, rule.left, rule.right) {
-                slots[slot] = rank as u32;
-            }
+        let mut by_pair = Table::for_entries(rules.len());
+        for (rank, rule) in (0..).zip(&rules) {
+            by_pair.insert(hash_pair(rule.left, rule.right), rank, |other| {
+                rules[other as usize].joins(rule.left, rule.right)
+            });
         }
         let bytes = std::array::from_fn(|byte| pieces.find(&[byte as u8]).unwrap_or(NONE));
-        Ok((Bpe { pre, rules, slots, bytes }, pieces))
+        Ok((Bpe { pre, rules, by_pair, bytes }, pieces))
     }
 
     /// Whether a beginning-of-sequence token is usual for this kind of model.
@@ -65,7 +71,8 @@ impl Bpe {
             let symbols =
                 (0..).zip(word.bytes()).map(|(at, byte)| Symbol::new(at, at + 1, self.bytes[byte as usize]));
             let join = |left: &Symbol, right: &Symbol| {
-                let rank = probe(&self.slots, &self.rules, left.id, right.id).ok()?;
+                let is_it = |rank| self.rules[rank as usize].joins(left.id, right.id);
+                let rank = self.by_pair.find(hash_pair(left.id, right.id), is_it)?;
                 Some(Join { priority: rank, id: self.rules[rank as usize].joined })
             };
             merger.run(symbols, join, |symbol| {
@@ -116,21 +123,6 @@ fn read_rule(pieces: &Pieces, alphabet: &Alphabet, index: usize, rule: &str) -> 
         pieces.find(&bytes).ok_or_else(|| missing(&parts.concat()))
     };
     Ok(Rule { left: find(&[left])?, right: find(&[right])?, joined: find(&[left, right])? })
-}
-
-/// The rank of the rule for a pair, or the slot where it would go.
-fn probe(slots: &[u32], rules: &[Rule], left: u32, right: u32) -> Result<u32, usize> {
-    let mask = slots.len() - 1;
-    let mut slot = hash_pair(left, right) as usize & mask;
-    loop {
-        match slots[slot] {
-            NONE => return Err(slot),
-            rank if (rules[rank as usize].left, rules[rank as usize].right) == (left, right) => {
-                return Ok(rank);
-            }
-            _ => slot = (slot + 1) & mask,
-        }
-    }
 }
 
 /// GPT-2's printable characters for the 256 bytes: the printable ones of Latin-1 stand for themselves, the others, in

@@ -19,6 +19,7 @@ mod pretokenize;
 mod reasoning;
 mod sentencepiece;
 mod stops;
+mod table;
 mod template;
 mod tokenizer;
 mod vocabulary;

@@ -38,8 +38,8 @@ pub(crate) struct Join {
 #[derive(Debug, Default)]
 pub(crate) struct Merger {
     symbols: Vec<Symbol>,
-    /// (priority, index of the left symbol). An entry whose symbol has another join by now is stale.
-    queue: BinaryHeap<Reverse<(u32, u32)>>,
+    /// Priority above, index of the left symbol below. An entry whose symbol has another join by now is stale.
+    queue: BinaryHeap<Reverse<u64>>,
 }
 
 impl Merger {
@@ -65,7 +65,8 @@ impl Merger {
         }
         self.queue = BinaryHeap::from(queue);
 
-        while let Some(Reverse((priority, left))) = self.queue.pop() {
+        while let Some(Reverse(entry)) = self.queue.pop() {
+            let (priority, left) = ((entry >> 32) as u32, entry as u32);
             let Symbol { next: right, previous, join: planned, .. } = self.symbols[left as usize];
             let Some(planned) = planned.filter(|planned| planned.priority == priority) else { continue };
             let Symbol { end, next, .. } = self.symbols[right as usize];
@@ -93,10 +94,10 @@ impl Merger {
         &mut self,
         left: u32,
         join: impl Fn(&Symbol, &Symbol) -> Option<Join>,
-    ) -> Option<Reverse<(u32, u32)>> {
+    ) -> Option<Reverse<u64>> {
         let symbol = self.symbols.get(left as usize)?;
         let proposal = self.symbols.get(symbol.next as usize).and_then(|next| join(symbol, next));
         self.symbols[left as usize].join = proposal;
-        proposal.map(|join| Reverse((join.priority, left)))
+        proposal.map(|join| Reverse(u64::from(join.priority) << 32 | u64::from(left)))
     }
 }

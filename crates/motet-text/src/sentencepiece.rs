@@ -1,8 +1,8 @@
 //! SentencePiece's BPE by score (GGUF model "llama": Llama 2, Mistral, Gemma).
 //!
-//! The whole text is one word. Neighbours join when their text is a token, the best score first; characters that are no
-//! token fall back to their bytes. Files write the space as '▁', and a literal '▁' in a text is the same to them, so
-//! here both are the space.
+//! Text is not cut into words first. Neighbours join when their text is a token, the best score first; characters that
+//! are no token fall back to their bytes. Files write the space as '▁', and a literal '▁' in a text is the same to them,
+//! so here both are the space.
 
 use crate::TextError;
 use crate::merge::{Join, Merger, Symbol};
@@ -18,6 +18,9 @@ pub(crate) struct SentencePiece {
     priorities: Vec<u32>,
     /// The token of each byte; [`NONE`] where there is neither one nor an unknown token.
     bytes: [u32; 256],
+    /// The bytes that some token has before a space. After any other byte a space begins a word: a join across would need
+    /// a token that holds both.
+    joins_space: [bool; 256],
     /// A space is put before text that begins the prompt or follows a special token.
     pub(crate) space_prefix: bool,
 }
@@ -26,6 +29,7 @@ impl SentencePiece {
     pub(crate) fn new(vocabulary: &Vocabulary<'_>) -> Result<(SentencePiece, Pieces), TextError> {
         let tokens = &vocabulary.tokens;
         let mut pieces = Pieces::with_capacity(tokens.len(), tokens.iter().map(|token| token.len()).sum());
+        let mut joins_space = [false; 256];
         let mut bytes = [vocabulary.unknown.unwrap_or(NONE); 256];
         for (id, (token, kind)) in (0..).zip(tokens.iter().copied().zip(vocabulary.types.iter().copied())) {
             match byte_of(token).filter(|_| kind == kind::BYTE) {
@@ -42,30 +46,50 @@ impl SentencePiece {
             let never = matches!(kind, kind::BYTE | kind::CONTROL | kind::UNKNOWN) || token.contains(' ');
             if !never {
                 pieces.index(id);
+                for pair in pieces.get(id).windows(2).filter(|pair| pair[1] == b' ') {
+                    joins_space[usize::from(pair[0])] = true;
+                }
             }
         }
         let priorities = vocabulary.scores.iter().enumerate().map(|(id, &score)| priority(id, score));
         let priorities = priorities.collect::<Result<Vec<u32>, TextError>>()?;
         let space_prefix = vocabulary.add_space_prefix.unwrap_or(true);
-        Ok((SentencePiece { priorities, bytes, space_prefix }, pieces))
+        Ok((SentencePiece { priorities, bytes, joins_space, space_prefix }, pieces))
     }
 
     /// Appends the ids of a text without special tokens.
     pub(crate) fn encode(&self, pieces: &Pieces, text: &str, begins: bool, ids: &mut Vec<u32>) {
         let prefix = (begins && self.space_prefix).then_some(b' ');
         let text: Vec<u8> = prefix.into_iter().chain(unescaped(text)).collect();
-        let span = |start: u32, end: u32| &text[start as usize..end as usize];
+        let mut merger = Merger::default();
+        let mut rest = text.as_slice();
+        while !rest.is_empty() {
+            let (word, after) = rest.split_at(self.word_end(rest));
+            self.encode_word(pieces, word, &mut merger, ids);
+            rest = after;
+        }
+    }
+
+    /// The next place, after the first byte, across which nothing can join.
+    fn word_end(&self, text: &[u8]) -> usize {
+        let borders =
+            text.windows(2).position(|pair| pair[1] == b' ' && !self.joins_space[usize::from(pair[0])]);
+        borders.map_or(text.len(), |before| before + 1)
+    }
+
+    fn encode_word(&self, pieces: &Pieces, word: &[u8], merger: &mut Merger, ids: &mut Vec<u32>) {
+        let span = |start: u32, end: u32| &word[start as usize..end as usize];
         let mut at = 0;
         let symbols = std::iter::from_fn(|| {
             let start = at;
-            at += utf8_length(*text.get(start as usize)?);
+            at += utf8_length(*word.get(start as usize)?);
             Some(Symbol::new(start, at, pieces.find(span(start, at)).unwrap_or(NONE)))
         });
         let join = |left: &Symbol, right: &Symbol| {
             let id = pieces.find(span(left.start, right.end))?;
             Some(Join { priority: self.priorities[id as usize], id })
         };
-        Merger::default().run(symbols, join, |symbol| match symbol.id {
+        merger.run(symbols, join, |symbol| match symbol.id {
             NONE => {
                 let bytes = span(symbol.start, symbol.end).iter().map(|&byte| self.bytes[usize::from(byte)]);
                 ids.extend(bytes.filter(|&id| id != NONE));

@@ -117,7 +117,7 @@ impl ChatTemplate {
     /// [`TextError::Template`] with the template's own message.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<Rendered, TextError> {
         let messages: Vec<Value> =
-            conversation.messages.iter().map(|message| Value::from(Serde(readable(message)))).collect();
+            conversation.messages.iter().map(|message| Value::from(Serde(self.readable(message)))).collect();
         let prompt = self
             .render_first(&messages, conversation, conversation.add_generation_prompt)
             .map_err(|error| TextError::Template { message: message_of(&error) })?;
@@ -132,6 +132,30 @@ impl ChatTemplate {
             }
         }
         Ok(Rendered { prompt, marks })
+    }
+
+    /// A message of OpenAI's API as templates expect it: a developer is the system where the template knows no
+    /// developers, a list of text parts is one text, and the arguments of tool calls are JSON, not text that holds it.
+    fn readable(&self, message: &Json) -> Json {
+        let mut message = message.clone();
+        if message["role"] == "developer" && !self.source.contains("developer") {
+            message["role"] = "system".into();
+        }
+        let text =
+            |part: &Json| (part["type"] == "text").then(|| part["text"].as_str().map(str::to_owned))?;
+        let parts = message["content"].as_array().filter(|parts| !parts.is_empty());
+        if let Some(parts) = parts.and_then(|parts| parts.iter().map(text).collect::<Option<Vec<String>>>()) {
+            message["content"] = parts.join("\n").into();
+        }
+        let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut);
+        for call in calls.into_iter().flatten() {
+            let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
+            let parsed = arguments.as_str().and_then(|text| serde_json::from_str(text).ok());
+            if let Some(parsed @ Json::Object(_)) = parsed {
+                *arguments = parsed;
+            }
+        }
+        message
     }
 
     fn render_first(
@@ -153,20 +177,6 @@ impl ChatTemplate {
         let context = Value::from_pairs(tokens.chain(kwargs).chain(given));
         self.environment.get_template("chat template")?.render(context)
     }
-}
-
-/// The arguments of tool calls come as text that holds JSON, while templates expect the JSON.
-fn readable(message: &Json) -> Json {
-    let mut message = message.clone();
-    let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut);
-    for call in calls.into_iter().flatten() {
-        let Some(arguments) = call.pointer_mut("/function/arguments") else { continue };
-        let parsed = arguments.as_str().and_then(|text| serde_json::from_str(text).ok());
-        if let Some(parsed @ Json::Object(_)) = parsed {
-            *arguments = parsed;
-        }
-    }
-    message
 }
 
 /// `{% generation %}` and `{% endgeneration %}` only mark text for training; blocks of a condition that holds stand in.

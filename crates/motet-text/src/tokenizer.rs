@@ -44,8 +44,8 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Algorithm {
-    Bpe(Bpe),
-    SentencePiece(SentencePiece),
+    Bpe(Box<Bpe>),
+    SentencePiece(Box<SentencePiece>),
 }
 
 const CONTROL: u8 = 1;
@@ -72,11 +72,11 @@ impl Tokenizer {
             "gpt2" => {
                 let (bpe, pieces) = Bpe::new(&vocabulary)?;
                 let adds_bos = bpe.adds_bos();
-                (Algorithm::Bpe(bpe), pieces, adds_bos)
+                (Algorithm::Bpe(Box::new(bpe)), pieces, adds_bos)
             }
             "llama" => {
                 let (sentencepiece, pieces) = SentencePiece::new(&vocabulary)?;
-                (Algorithm::SentencePiece(sentencepiece), pieces, true)
+                (Algorithm::SentencePiece(Box::new(sentencepiece)), pieces, true)
             }
             found => return Err(TextError::UnsupportedModel { found: found.to_owned() }),
         };

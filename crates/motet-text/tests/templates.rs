@@ -136,6 +136,28 @@ fn arguments_of_tool_calls_may_be_json_in_text() {
 }
 
 #[test]
+fn parts_are_one_text_and_developers_the_system() {
+    let parts = json!([{ "type": "text", "text": "One" }, { "type": "text", "text": "two" }]);
+    let messages = [json!({ "role": "developer", "content": parts })];
+    let source = "{{ messages[0].role }}: {{ messages[0].content }}";
+    assert_eq!(render(source, &messages).unwrap(), "system: One\ntwo");
+    let knows = "{# developer #}{{ messages[0].role }}";
+    assert_eq!(render(knows, &messages).unwrap(), "developer");
+    // What is no text stays as it is, for templates that know it.
+    let image = [json!({ "role": "user", "content": [{ "type": "image_url" }] })];
+    assert_eq!(render("{{ messages[0].content[0].type }}", &image).unwrap(), "image_url");
+}
+
+#[test]
+fn messages_of_any_shape_do_no_harm() {
+    for odd in
+        [json!(null), json!(1), json!("text"), json!([]), json!({}), json!({ "role": 1, "tool_calls": 2 })]
+    {
+        let _ = template("qwen3").render(&Conversation { messages: &[odd], ..Conversation::default() });
+    }
+}
+
+#[test]
 fn the_date_is_todays() {
     // Twice, for the sake of midnight.
     let today = || {

@@ -3,7 +3,10 @@
 
 mod common;
 
+use std::collections::HashMap;
+
 use motet_text::{Special, TextError, Tokenizer, Vocabulary};
+use proptest::prelude::*;
 
 #[test]
 fn special_tokens_come_only_out_of_templates() {
@@ -148,6 +151,40 @@ fn sentencepiece_joins_by_score_and_falls_back_to_bytes() {
     assert_eq!(prefixed.encode("a<unk>a", Special::Parse), [5, 0, 5]);
     let (ids, marks) = prefixed.encode_marked("ab<unk>ab", Special::Parse, &[1, 2, 7, 8, 9]);
     assert_eq!((ids, marks), (vec![0, 6, 0, 6], vec![1, 2, 3, 3, 4]));
+}
+
+/// By definition: join the neighbours with the best score, the leftmost of equals, until none can be joined.
+fn joined_by_definition(vocabulary: &Vocabulary<'_>, ids: &HashMap<&str, usize>, text: &str) -> Vec<u32> {
+    let mut parts: Vec<String> = text.chars().map(|c| if c == ' ' { '▁' } else { c }.to_string()).collect();
+    loop {
+        let mut best: Option<(f32, usize)> = None;
+        for at in 1..parts.len() {
+            let Some(&id) = ids.get(parts[at - 1..=at].concat().as_str()) else { continue };
+            if best.is_none_or(|(score, _)| vocabulary.scores[id] > score) {
+                best = Some((vocabulary.scores[id], at));
+            }
+        }
+        let Some((_, at)) = best else { break };
+        let right = parts.remove(at);
+        parts[at - 1].push_str(&right);
+    }
+    let bytes = |part: &str| part.bytes().map(|byte| ids[format!("<0x{byte:02X}>").as_str()]).collect();
+    let token = |part: &String| ids.get(part.as_str()).map_or_else(|| bytes(part), |&id| vec![id]);
+    parts.iter().flat_map(token).map(|id| id as u32).collect()
+}
+
+#[test]
+fn sentencepiece_joins_by_definition() {
+    let model = common::model("gemma3");
+    let vocabulary = Vocabulary::from_gguf(model.metadata()).unwrap();
+    let ids = vocabulary.tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
+    let tokenizer = common::tokenizer("gemma3");
+    // Two spaces in a row would be a user-defined token.
+    let text = "( ?[a-zA-Z]{1,9}| ?[0-9.,<>/'\"]{1,3}| ?[éüñ漢字かな🎉]{1,3}| \\PC){0,12}";
+    proptest!(|(text in text)| {
+        prop_assume!(!text.contains("  ") && !text.contains("</"));
+        prop_assert_eq!(tokenizer.encode(&text, Special::AsText), joined_by_definition(&vocabulary, &ids, &text));
+    });
 }
 
 #[test]
