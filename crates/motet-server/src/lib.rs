@@ -33,6 +33,7 @@ mod params;
 mod routes;
 mod server;
 mod shapes;
+mod socket;
 mod sse;
 mod voice;
 
