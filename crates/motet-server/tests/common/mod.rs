@@ -4,6 +4,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod client;
+pub(crate) mod script;
 pub(crate) mod vocabulary;
 
 use std::error::Error;
@@ -27,7 +28,7 @@ pub(crate) struct Running {
 pub(crate) fn model(thinking: bool) -> Arc<Model> {
     let tokenizer = vocabulary::bytes();
     let thinks = thinking.then_some(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n<think>\n",
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n<think>{{ '\n' }}",
     );
     Arc::new(Model {
         name: "tiny".to_string(),
@@ -58,12 +59,26 @@ where
     Running { address, stop, served }
 }
 
+/// Serves over an engine that is there, without thinking.
+pub(crate) fn start_with(options: ServerOptions, engine: &Engine) -> Running {
+    let engine = engine.clone();
+    start(options, model(false), async { Ok::<_, std::io::Error>(engine) })
+}
+
 /// Serves without an engine, as while loading.
 pub(crate) fn start_loading(options: ServerOptions) -> Running {
     start(options, model(false), std::future::pending::<Result<Engine, std::io::Error>>())
 }
 
 impl Running {
+    /// Waits until the engine has been handed in.
+    pub(crate) async fn ready(self) -> Running {
+        while client::get(self.address, "/health").await.status != 200 {
+            tokio::task::yield_now().await;
+        }
+        self
+    }
+
     /// Asks it to stop.
     pub(crate) async fn stop(&self) {
         self.stop.send(()).await.unwrap();
