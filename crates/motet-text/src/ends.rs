@@ -17,7 +17,6 @@ const ENDS: &[&str] = &[
     "<end_of_turn>",
     "<|endoftext|>",
     "<|end_of_text|>",
-    "<|end_of_sentence|>",
     "<｜end▁of▁sentence｜>",
     "<end_of_utterance>",
     "</s>",

@@ -1,7 +1,7 @@
 //! The tokenizer of a model: special tokens are cut out first, the rest goes to the algorithm.
 //!
-//! Built once from a model file, then shared; nothing in it changes. A special token comes out of a text only where the
-//! caller says so ([`Special::Parse`]): text of a user must never turn into control tokens by accident.
+//! Built once from a model file, then shared; nothing in it changes. A control token comes out of a text only where the
+//! caller says so ([`Special::Parse`]); never by joining, whatever the text.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::vocabulary::{Vocabulary, kind};
 /// What a special token's name in a text means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Special {
-    /// The token: the text is a rendered template.
+    /// The token: the text is a rendered template. (It does not tell the template's tokens from those a user wrote.)
     Parse,
     /// Just these characters: the text is somebody's words. (User-defined tokens are words, and always found.)
     AsText,
@@ -137,7 +137,8 @@ impl Tokenizer {
             let mut end = part.text.start;
             while let Some(mark) = marks.next_if(|&mark| mark < part.text.end) {
                 while let Some(&id) = ids.get(count) {
-                    let next = end + self.piece(id).len() - if count == part.ids.start { added } else { 0 };
+                    let added = if count == part.ids.start { added } else { 0 };
+                    let next = (end + self.piece(id).len()).saturating_sub(added);
                     if next > mark {
                         break;
                     }
@@ -183,7 +184,7 @@ impl Tokenizer {
         });
     }
 
-    /// The text of ids, without control tokens, and with U+FFFD for bytes that are no UTF-8.
+    /// The text of ids from its beginning on, without control tokens, and with U+FFFD for bytes that are no UTF-8.
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut bytes = Vec::new();
         for &id in ids.iter().filter(|&&id| !self.is_hidden(id)) {

@@ -19,7 +19,7 @@ pub struct Vocabulary<'a> {
     pub scores: Vec<f32>,
     /// `merges`, BPE only: "left right", best first.
     pub merges: Vec<&'a str>,
-    /// `bos_token_id`.
+    /// `bos_token_id`; absent: none, but for SentencePiece, whose unknown, bos and eos are 0, 1 and 2.
     pub bos: Option<u32>,
     /// `eos_token_id`.
     pub eos: Option<u32>,
@@ -81,6 +81,12 @@ impl<'a> Vocabulary<'a> {
         let bytes = self.tokens.iter().map(|token| token.len()).sum();
         if tokens.max(bytes) >= 1 << 31 {
             return Err(TextError::TooLarge { bytes, tokens });
+        }
+        if self.model == "llama" && tokens > 2 {
+            // What SentencePiece numbers them, where the file does not say.
+            self.unknown.get_or_insert(0);
+            self.bos.get_or_insert(1);
+            self.eos.get_or_insert(2);
         }
         if self.types.is_empty() {
             self.types = vec![kind::NORMAL; tokens];

@@ -83,6 +83,25 @@ fn marks_in_a_prompt_are_marks_in_its_tokens() {
     }
 }
 
+#[test]
+fn marks_hold_for_any_text() {
+    let poor =
+        Vocabulary { tokens: vec!["<unk>", "▁a", "a"], types: vec![2, 1, 1], scores: vec![], ..pieces() };
+    let poor = std::sync::Arc::new(Tokenizer::new(poor).unwrap());
+    let tokenizers = [common::tokenizer("smollm2"), common::tokenizer("gemma3"), poor];
+    let text = r"([a ]{1,5}|<\|im_end\|>|<bos>|<unk>|\PC{1,3}){0,6}";
+    proptest!(|(text in text, mut marks in proptest::collection::vec(0..60usize, 0..5))| {
+        marks.sort_unstable();
+        for tokenizer in &tokenizers {
+            let (ids, counts) = tokenizer.encode_marked(&text, Special::Parse, &marks);
+            prop_assert_eq!(counts.len(), marks.len());
+            prop_assert!(counts.is_sorted() && counts.iter().all(|&count| count <= ids.len()));
+            let whole = marks.iter().zip(&counts).filter(|&(&mark, _)| mark >= text.len());
+            prop_assert!(whole.into_iter().all(|(_, &count)| count == ids.len()));
+        }
+    });
+}
+
 /// A byte-level vocabulary of 256 bytes, "ab", "abc" and "<end>".
 fn small() -> Vocabulary<'static> {
     let alphabet: Vec<&'static str> = {
