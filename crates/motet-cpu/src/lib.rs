@@ -10,6 +10,7 @@ pub mod matmul;
 pub mod panels;
 pub mod pool;
 pub mod rows;
+pub mod sampling;
 pub mod shared_rows;
 #[cfg(test)]
 mod testing;
