@@ -25,13 +25,16 @@
 //! +0, which changes neither maximum nor denominators), and their value is never multiplied. So whatever bytes are
 //! there, NaN too, are without effect.
 //!
-//! An infinite or NaN score makes the row's output NaN, as any non-finite number makes a row non-finite.
+//! A score of NaN or +∞ makes the row's output NaN, and so do scores that are all −∞: then the row's session ends, as
+//! with any number that is not finite.
 //!
 //! Sources: the running maximum is Milakov and Gimelshein (2018, "Online normalizer calculation for softmax"), the
 //! splits are those of Flash-Decoding (Dao et al., 2023).
 
+mod item;
+mod products;
+mod softmax;
 mod source;
-mod tile;
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -45,8 +48,8 @@ use crate::pool::{Pool, WorkerPanic};
 use crate::shared_rows::RowsMut;
 use crate::worker_scratch::WorkerScratch;
 
+use item::{ItemScratch, Output, QUERIES, Work, attend_item, combine_item};
 use source::{Pass, Plan, Source};
-use tile::{ItemScratch, Output, QUERIES, Work, attend_item, combine_item};
 
 /// Absolute positions that start afresh together.
 pub const SPLIT_POSITIONS: usize = 512;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use crate::kv::{PAGE_POSITIONS, Segment};
 use crate::shared_rows::RowsMut;
 
-use super::tile::{Output, Work};
+use super::item::{Output, Work};
 use super::{AttentionShape, SPLIT_POSITIONS};
 
 /// The two parallel regions.
@@ -233,5 +233,76 @@ impl<'p, 'a> Source<'p, 'a> {
         self.records_before += self.plan.records_of(segment, self.records_before);
         self.segment += 1;
         self.row = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::{KvFormat, KvShape};
+
+    fn shape(kv_heads: usize, group: usize) -> AttentionShape {
+        let kv = KvShape { format: KvFormat::F16, kv_heads, head_dim_k: 16, head_dim_v: 2 };
+        AttentionShape { kv, heads: kv_heads * group, scale: 1.0, window: None, first: 0 }
+    }
+
+    fn segment(first_position: usize, first_row: usize, rows: usize) -> Segment<'static> {
+        Segment { first_position, first_row, rows, pages: &[] }
+    }
+
+    #[test]
+    fn a_long_item_is_shared_by_splits_where_threads_would_wait() {
+        let (shape, long) = (shape(2, 3), [segment(4000, 0, 2)]);
+        // 8 splits of 2 rows × 6 heads.
+        let items = |threads, records| {
+            let plan = Plan::new(&shape, &long, threads, records);
+            (plan.items(Pass::Compute), plan.items(Pass::Combine))
+        };
+        assert_eq!(items(4, 96), (2 * 8, 2));
+        assert_eq!(items(4, 95), (2, 0), "no room for the records");
+        assert_eq!(items(1, 96), (2, 0), "nobody to share with");
+
+        // Beside enough other work nothing is gained.
+        let many: Vec<_> = (0..40).map(|row| segment(4000, row, 1)).collect();
+        assert_eq!(Plan::new(&shape, &many, 4, 9999).items(Pass::Compute), 80);
+    }
+
+    #[test]
+    fn every_place_is_written_by_one_item() {
+        // A prefill of several blocks, a row to nobody, one long session whose splits are shared, a short one.
+        let shape = shape(2, 3);
+        let segments = [segment(70, 0, 25), segment(4000, 26, 1), segment(9, 27, 0), segment(0, 27, 3)];
+        let plan = Plan::new(&shape, &segments, 8, 60);
+        assert_eq!(plan.items(Pass::Compute), 2 * (3 + 8 + 1));
+        let (width, record) = (shape.heads * 2, 5);
+        let mut out = vec![0.0; 31 * width];
+        let mut records = vec![0.0; 60 * record];
+        for pass in [Pass::Compute, Pass::Combine] {
+            let record_rows = (pass == Pass::Compute).then(|| RowsMut::new(&mut records, 60, record, record));
+            let mut source = Source::new(&plan, pass, RowsMut::new(&mut out, 31, width, width), record_rows);
+            for _ in 0..plan.items(pass) {
+                let (work, output) = source.next().expect("as many items as counted");
+                let (mut part, shared) = match output {
+                    Output::Rows(rows) => (rows, pass == Pass::Combine),
+                    Output::Split(records) => (records, true),
+                };
+                assert_eq!(shared, work.segment.first_position == 4000);
+                if shared && pass == Pass::Combine {
+                    assert_eq!((work.splits.clone(), work.first_record), (0..8, work.kv_head * 3 * 8));
+                } else if shared {
+                    assert_eq!(work.splits.len(), 1);
+                }
+                for row in 0..part.rows() {
+                    part.row_mut(row).iter_mut().for_each(|x| *x += 1.0);
+                }
+            }
+            assert!(source.next().is_none());
+        }
+        for (row, out) in out.chunks_exact(width).enumerate() {
+            let expected = if row == 25 || row == 30 { 0.0 } else { 1.0 };
+            assert!(out.iter().all(|x| *x == expected), "row {row}");
+        }
+        let used = 2 * 8 * 3 * record;
+        assert!(records[..used].iter().all(|x| *x == 1.0) && records[used..].iter().all(|x| *x == 0.0));
     }
 }
