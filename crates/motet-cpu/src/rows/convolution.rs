@@ -104,48 +104,29 @@ fn convolution_on_lanes<L: Lanes, E: Finish>(
         state.rows(),
         state.width()
     );
-    match taps {
-        2 => channels_of::<L, E, 2>(l, out, x, weights, state, finish),
-        3 => channels_of::<L, E, 3>(l, out, x, weights, state, finish),
-        4 => channels_of::<L, E, 4>(l, out, x, weights, state, finish),
-        5 => channels_of::<L, E, 5>(l, out, x, weights, state, finish),
-        6 => channels_of::<L, E, 6>(l, out, x, weights, state, finish),
-        7 => channels_of::<L, E, 7>(l, out, x, weights, state, finish),
-        _ => channels_of::<L, E, MAX_TAPS>(l, out, x, weights, state, finish),
-    }
-}
-
-/// All channels, for K taps.
-#[inline(always)]
-fn channels_of<L: Lanes, E: Finish, const K: usize>(
-    l: L,
-    out: &mut RowsMut<'_>,
-    x: Rows<'_>,
-    weights: Rows<'_>,
-    state: &mut RowsMut<'_>,
-    finish: E,
-) {
     let mut first = 0;
-    while first < x.width() {
-        let lanes = first..x.width().min(first + LANES);
-        // The last K inputs stay in registers; each new one pushes the oldest out.
-        let (mut w, mut inputs) = ([l.splat(0.0); K], [l.splat(0.0); K]);
-        for (j, w) in w.iter_mut().enumerate() {
+    while first < channels {
+        let lanes = first..channels.min(first + LANES);
+        // The last K inputs, the current one last; each new one pushes the oldest out.
+        let (mut w, mut inputs) = ([l.splat(0.0); MAX_TAPS], [l.splat(0.0); MAX_TAPS]);
+        for (j, w) in w[..taps].iter_mut().enumerate() {
             *w = load(l, &weights.row(j)[lanes.clone()]);
         }
-        for (j, input) in inputs[1..].iter_mut().enumerate() {
+        for (j, input) in inputs[1..taps].iter_mut().enumerate() {
             *input = load(l, &state.row_mut(j)[lanes.clone()]);
         }
-        for row in 0..x.count() {
-            inputs.copy_within(1.., 0);
-            inputs[K - 1] = load(l, &x.row(row)[lanes.clone()]);
+        for row in 0..rows {
+            for j in 1..taps {
+                inputs[j - 1] = inputs[j];
+            }
+            inputs[taps - 1] = load(l, &x.row(row)[lanes.clone()]);
             let mut sum = l.mul(w[0], inputs[0]);
-            for j in 1..K {
+            for j in 1..taps {
                 sum = l.fma(w[j], inputs[j], sum);
             }
             store(l, finish.finish(l, sum), &mut out.row_mut(row)[lanes.clone()]);
         }
-        for (j, &input) in inputs[1..].iter().enumerate() {
+        for (j, &input) in inputs[1..taps].iter().enumerate() {
             store(l, input, &mut state.row_mut(j)[lanes.clone()]);
         }
         first += LANES;

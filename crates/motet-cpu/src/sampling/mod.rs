@@ -204,7 +204,11 @@ fn run_group<L: Lanes>(
     if running == [0; 4] {
         return;
     }
-    let noise = noise::of_group(l, settings, index as u32);
+    let words = noise::words(l, settings, index as u32);
+    if !noise::may_reach(l, &words, best.score, greatest_of(l, chunks)) {
+        return;
+    }
+    let noise = noise::in_order(l, words);
     for (i, (chunk, running)) in chunks.iter().zip(running).enumerate() {
         let score = l.add(l.load(chunk), noise[i]);
         let mut ahead = running & l.mask_bits(l.le(l.splat(best.score), score));
@@ -221,6 +225,16 @@ fn run_group<L: Lanes>(
             }
         }
     }
+}
+
+/// The greatest t of a group.
+#[inline(always)]
+fn greatest_of<L: Lanes>(l: L, chunks: &[[f32; LANES]]) -> f32 {
+    let mut max = l.load(&chunks[0]);
+    for chunk in &chunks[1..] {
+        max = l.max(l.load(chunk), max);
+    }
+    l.max_lane(max)
 }
 
 #[cfg(test)]

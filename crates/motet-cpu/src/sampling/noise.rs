@@ -31,17 +31,9 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     philox(Scalar, counter.map(|c| Scalar.splat_i(c as i32)), key).map(|words| words[0] as u32)
 }
 
-/// −ln(−log1p(−v)) with v = (word + ½)·2⁻³² in f32: a standard Gumbel number, −∞ … 22.88.
+/// The random words of tokens `group · 64 …`: word w of lane i is that of token 4i + w.
 #[inline(always)]
-pub(super) fn gumbel<L: Lanes>(l: L, words: L::I) -> L::F {
-    let v = l.mul(l.add(l.to_float_unsigned(words), l.splat(0.5)), l.splat(1.0 / 4_294_967_296.0));
-    let exponential = l.neg(math::log1p(l, l.neg(v)));
-    l.neg(math::ln(l, exponential))
-}
-
-/// The noise of tokens `group · 64 …`, 64 of them, in order.
-#[inline(always)]
-pub(super) fn of_group<L: Lanes>(l: L, settings: &Settings, group: u32) -> [L::F; 4] {
+pub(super) fn words<L: Lanes>(l: L, settings: &Settings, group: u32) -> [L::I; 4] {
     const LANE: [i32; LANES] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
     let counter = [
         l.splat_i(settings.position as i32),
@@ -49,9 +41,39 @@ pub(super) fn of_group<L: Lanes>(l: L, settings: &Settings, group: u32) -> [L::F
         l.splat_i(settings.choice as i32),
         l.splat_i(0),
     ];
-    let key = [settings.seed as u32, (settings.seed >> 32) as u32];
-    let words = philox(l, counter, key);
-    // Word w of lane i belongs to token 4i + w.
+    philox(l, counter, [settings.seed as u32, (settings.seed >> 32) as u32])
+}
+
+/// v = (word + ½)·2⁻³², in f32.
+#[inline(always)]
+fn fraction<L: Lanes>(l: L, words: L::I) -> L::F {
+    l.mul(l.add(l.to_float_unsigned(words), l.splat(0.5)), l.splat(1.0 / 4_294_967_296.0))
+}
+
+/// −ln(−log1p(−v)): a standard Gumbel number, −∞ … 22.88.
+#[inline(always)]
+pub(super) fn gumbel<L: Lanes>(l: L, words: L::I) -> L::F {
+    let exponential = l.neg(math::log1p(l, l.neg(fraction(l, words))));
+    l.neg(math::ln(l, exponential))
+}
+
+/// Whether any of the group's words could lift a token with t ≤ `t` to `score`: most often none can, and the logarithms
+/// are spared. The noise is at most −ln v, so that takes v ≤ e^(t − score), here with room for all rounding.
+#[inline(always)]
+pub(super) fn may_reach<L: Lanes>(l: L, words: &[L::I; 4], score: f32, t: f32) -> bool {
+    let room = 0.01 + (t.abs() + score.abs()) * 1e-6;
+    let bound = math::exp(l, l.splat(t - score + room));
+    let mut reach = 0;
+    for &words in words {
+        // Not "v ≤ bound": a bound that is NaN must exclude nothing.
+        reach |= !l.mask_bits(l.lt(bound, fraction(l, words)));
+    }
+    reach != 0
+}
+
+/// The noise of a group's words, in order of the tokens.
+#[inline(always)]
+pub(super) fn in_order<L: Lanes>(l: L, words: [L::I; 4]) -> [L::F; 4] {
     let by_word =
         [l.to_array_i(words[0]), l.to_array_i(words[1]), l.to_array_i(words[2]), l.to_array_i(words[3])];
     let mut by_token = [0; GROUP];

@@ -66,7 +66,7 @@ dispatch! {
 
 #[inline(always)]
 fn noise_of_on_lanes<L: Lanes>(l: L, settings: &Settings, group: u32) -> Vec<f32> {
-    noise::of_group(l, settings, group).into_iter().flat_map(|v| l.to_array(v)).collect()
+    noise::in_order(l, noise::words(l, settings, group)).into_iter().flat_map(|v| l.to_array(v)).collect()
 }
 
 dispatch! {
