@@ -30,13 +30,6 @@ pub struct ActivationBlock {
     pub(crate) sums: i32,
 }
 
-impl ActivationBlock {
-    /// The values it stands for: d · quant, rounded.
-    pub fn values(&self) -> [f32; BLOCK] {
-        self.quants.map(|q| self.d * f32::from(q))
-    }
-}
-
 dispatch! {
     /// Quantises `values` (rows of a multiple of 32, one after the other) into one block per 32 values.
     ///
@@ -92,8 +85,9 @@ fn sum(quants: &[i8]) -> i32 {
 mod tests {
     use super::*;
     use crate::isa::Isa;
+    use crate::testing::Random;
 
-    /// The rule in f64, where x / d and d are exact enough to round only once.
+    /// The rule, step by step.
     fn expected(values: &[f32]) -> ActivationBlock {
         let amax = values.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
         let d = amax / 127.0;
@@ -118,16 +112,12 @@ mod tests {
 
     #[test]
     fn blocks_follow_the_rule_on_every_instruction_set() {
-        let mut state = 1u64;
-        let mut next = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
+        let mut random = Random::new(1);
         for round in 0..2000 {
             let magnitude = 2f32.powi(round % 220 - 98);
             let mut values = [0f32; BLOCK];
             for v in &mut values {
-                *v = next() * magnitude;
+                *v = random.unit() * magnitude;
             }
             if round % 3 == 0 {
                 // Halves of d: the ties.

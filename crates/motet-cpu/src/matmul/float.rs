@@ -5,9 +5,11 @@
 
 use std::ops::Range;
 
+use bytemuck::Pod;
+
 use super::Product;
 use super::quads::Quads;
-use crate::lanes::LANES;
+use crate::lanes::{LANES, Lanes};
 use crate::shared_rows::RowsMut;
 
 /// How far ahead of the reads the panel's stream is asked for (measured).
@@ -18,10 +20,10 @@ const PANELS_IN_CACHE: usize = 512 * 1024;
 
 /// How a float weight is stored.
 pub(crate) trait FloatWeights: Copy {
-    /// Bytes of a weight.
-    const BYTES: usize;
+    /// Its bits.
+    type Bits: Pod;
     /// The weights of all channels for one k.
-    fn load<L: Quads>(self, l: L, bytes: &[u8]) -> L::F;
+    fn load<L: Lanes>(self, l: L, bits: &[Self::Bits; LANES]) -> L::F;
 }
 
 /// IEEE single precision.
@@ -35,26 +37,26 @@ pub(crate) struct F16;
 pub(crate) struct BF16;
 
 impl FloatWeights for F32 {
-    const BYTES: usize = 4;
+    type Bits = f32;
     #[inline(always)]
-    fn load<L: Quads>(self, l: L, bytes: &[u8]) -> L::F {
-        l.load(bytemuck::from_bytes(bytes))
+    fn load<L: Lanes>(self, l: L, bits: &[f32; LANES]) -> L::F {
+        l.load(bits)
     }
 }
 
 impl FloatWeights for F16 {
-    const BYTES: usize = 2;
+    type Bits = u16;
     #[inline(always)]
-    fn load<L: Quads>(self, l: L, bytes: &[u8]) -> L::F {
-        l.load_f16(bytemuck::from_bytes(bytes))
+    fn load<L: Lanes>(self, l: L, bits: &[u16; LANES]) -> L::F {
+        l.load_f16(bits)
     }
 }
 
 impl FloatWeights for BF16 {
-    const BYTES: usize = 2;
+    type Bits = u16;
     #[inline(always)]
-    fn load<L: Quads>(self, l: L, bytes: &[u8]) -> L::F {
-        l.load_bf16(bytemuck::from_bytes(bytes))
+    fn load<L: Lanes>(self, l: L, bits: &[u16; LANES]) -> L::F {
+        l.load_bf16(bits)
     }
 }
 
@@ -65,8 +67,6 @@ pub(super) fn multiply<L: Quads, W: FloatWeights>(
     product: Product<'_, f32>,
     mut out: RowsMut<'_>,
 ) {
-    // What makes the unchecked reads of the rows sound.
-    assert_eq!(product.panel_bytes / (W::BYTES * LANES), product.rows.row_len());
     for group in product.groups(PANELS_IN_CACHE) {
         let mut first = 0;
         while first < product.rows.len() {
@@ -120,21 +120,27 @@ fn panels_times_rows<L: Quads, W: FloatWeights, const R: usize, const P: usize>(
     first: usize,
     out: &mut RowsMut<'_>,
 ) {
-    let step = const { W::BYTES * LANES };
-    let mut streams = [product.panel(panel); P];
+    let k = product.rows.row_len();
+    let mut streams = [std::ptr::null::<[W::Bits; LANES]>(); P];
     for (p, stream) in streams.iter_mut().enumerate() {
-        *stream = product.panel(panel + p);
+        let (lanes, rest) = bytemuck::cast_slice(product.panel(panel + p)).as_chunks();
+        assert!(lanes.len() == k && rest.is_empty(), "a panel is as long as a row");
+        *stream = lanes.as_ptr();
     }
     let mut acc = [[l.splat(0.0); R]; P];
-    for k in 0..product.rows.row_len() {
+    for k in 0..k {
+        let mut x = [l.splat(0.0); R];
+        for r in 0..R {
+            // SAFETY: rows have k values.
+            x[r] = l.splat(unsafe { *rows[r].add(k) });
+        }
         for p in 0..P {
-            let bytes = &streams[p][k * step..][..step];
-            l.prefetch(bytes.as_ptr(), PREFETCH);
-            let w = weights.load(l, bytes);
+            // SAFETY: the panel is as long as a row, as asserted above.
+            let bits = unsafe { &*streams[p].add(k) };
+            l.prefetch(bits.as_ptr().cast(), PREFETCH);
+            let w = weights.load(l, bits);
             for r in 0..R {
-                // SAFETY: `multiply` checked that a row is as long as the panel.
-                let x = unsafe { *rows[r].add(k) };
-                acc[p][r] = l.fma(w, l.splat(x), acc[p][r]);
+                acc[p][r] = l.fma(w, x[r], acc[p][r]);
             }
         }
     }

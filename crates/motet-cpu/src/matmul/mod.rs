@@ -13,7 +13,7 @@ mod quads;
 mod quantised;
 mod scales;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
 use std::ops::Range;
 

@@ -11,28 +11,7 @@ use crate::panels::blocks::Parts;
 use crate::panels::layout::Layout;
 use crate::panels::{PANEL, PackedMatrix, PackedShape};
 use crate::shared_rows::{RowsMut, Tiles};
-
-/// A seeded source of numbers (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    /// −1 … 1
-    fn float(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-}
+use crate::testing::{Random, bits};
 
 /// What the numbers of a test are like.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,7 +42,7 @@ impl Kind {
 
     fn f32(self, random: &mut Random) -> f32 {
         match self {
-            Kind::Usual => random.float(),
+            Kind::Usual => random.unit(),
             Kind::Largest => {
                 if random.next() & 1 == 0 {
                     3.0
@@ -73,12 +52,12 @@ impl Kind {
             }
             Kind::Wild => {
                 let special = [0.0, -0.0, f32::from_bits(1), f32::MIN_POSITIVE, f32::MAX, f32::MIN, 1e-38];
-                let scaled = random.float() * 2f32.powi(random.below(200) as i32 - 100);
+                let scaled = random.unit() * 2f32.powi(random.below(200) as i32 - 100);
                 *special.get(random.below(40)).unwrap_or(&scaled)
             }
             // Mostly finite, or a row would be NaN throughout.
-            Kind::Anything if random.below(300) > 0 => random.float(),
-            Kind::Anything => f32::from_bits(random.next() as u32),
+            Kind::Anything if random.below(300) > 0 => random.unit(),
+            Kind::Anything => f32::from_bits(random.next()),
         }
     }
 
@@ -91,7 +70,7 @@ impl Kind {
                 *x = if whole_range {
                     self.f32(random)
                 } else if self == Kind::Wild {
-                    random.float() * scale
+                    random.unit() * scale
                 } else {
                     self.f32(random)
                 };
@@ -216,7 +195,7 @@ struct Case {
 impl Case {
     fn new(kind: Kind, format: Format, n_out: usize, k: usize, rows: usize) -> Case {
         let mut random =
-            Random((n_out * 1_000_003 + k * 1009 + rows * 31) as u64 + u64::from(format.ggml_type()));
+            Random::new((n_out * 1_000_003 + k * 1009 + rows * 31) as u64 + u64::from(format.ggml_type()));
         let shape = PackedShape::new(format, n_out, k).unwrap();
         let file = kind.matrix(&mut random, &shape);
         let matrix = PackedMatrix::pack(shape, &file).unwrap();
@@ -261,19 +240,14 @@ impl Case {
             let (product, beside) = out.split_at(channels.len());
             let expected = &self.expected[(first + m) * self.shape.n_out()..][channels.clone()];
             assert_eq!(
-                product.iter().map(bits).collect::<Vec<_>>(),
-                expected.iter().map(bits).collect::<Vec<_>>(),
+                bits(product),
+                bits(expected),
                 "{isa} {} panels {panels:?} rows {first} + {count}: row {m}\n{product:?}\n{expected:?}",
                 self.shape.format()
             );
             assert_eq!(beside, [123.0; 3]);
         }
     }
-}
-
-/// The bits, with all NaNs the same: which NaN an operation on two NaNs returns depends on the instruction.
-fn bits(x: &f32) -> u32 {
-    if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }
 }
 
 /// A K that tells wrong offsets apart but stays small.
@@ -302,7 +276,7 @@ fn every_format_and_number_of_rows_has_the_bits_of_the_definition() {
 
 #[test]
 fn any_panels_and_rows_have_the_same_bits() {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     for format in Format::ALL {
         let case = Case::new(Kind::Usual, format, 9 * PANEL + 1, some_k(format), 12);
         for isa in Isa::available() {

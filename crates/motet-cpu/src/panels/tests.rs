@@ -1,11 +1,11 @@
 //! Packing loses nothing: every bit of the file comes back, in parts or as a whole.
 
 use super::*;
-use crate::matmul::tests::Random;
+use crate::testing::Random;
 
 fn random_matrix(format: Format, n_out: usize, k: usize) -> (PackedShape, Vec<u8>) {
     let shape = PackedShape::new(format, n_out, k).unwrap();
-    let mut random = Random(n_out as u64 * 31 + k as u64);
+    let mut random = Random::new(n_out as u64 * 31 + k as u64);
     (shape, (0..n_out * shape.row_bytes()).map(|_| random.next() as u8).collect())
 }
 

@@ -15,13 +15,25 @@ fn each(mut a: Q, f: impl Fn(u8) -> u8) -> Q {
     a
 }
 
-/// acc[lane] += Σ w · x over some groups.
-#[inline(always)]
-fn accumulate(acc: &mut [i32; LANES], w: &[Q], x: &[i8], weight: impl Fn(u8) -> i32) {
+/// acc[lane] += Σ w · x over some groups. Not inlined: a copy in every kernel would outgrow the instruction cache.
+#[inline(never)]
+fn accumulate(acc: &mut [i32; LANES], w: &[Q], x: &[i8]) {
     for (w, x) in w.iter().zip(x.as_chunks::<4>().0) {
         for (acc, w) in acc.iter_mut().zip(w.as_chunks::<4>().0) {
             for i in 0..4 {
-                *acc += weight(w[i]) * i32::from(x[i]);
+                *acc += i32::from(w[i]) * i32::from(x[i]);
+            }
+        }
+    }
+}
+
+/// The same for signed weights.
+#[inline(never)]
+fn accumulate_signed(acc: &mut [i32; LANES], w: &[Q], x: &[i8]) {
+    for (w, x) in w.iter().zip(x.as_chunks::<4>().0) {
+        for (acc, w) in acc.iter_mut().zip(w.as_chunks::<4>().0) {
+            for i in 0..4 {
+                *acc += i32::from(w[i] as i8) * i32::from(x[i]);
             }
         }
     }
@@ -67,7 +79,7 @@ impl Quads for Scalar {
         x: [&ActivationBlock; R],
     ) -> [Self::I; R] {
         for (acc, x) in start.iter_mut().zip(x) {
-            accumulate(acc, &w[FROM..TO], &x.quants[4 * FROM..4 * TO], i32::from);
+            accumulate(acc, &w[FROM..TO], &x.quants[4 * FROM..4 * TO]);
         }
         start
     }
@@ -75,7 +87,7 @@ impl Quads for Scalar {
     fn dot_signed<const R: usize>(self, w: &[Q; 8], x: [&ActivationBlock; R]) -> [Self::I; R] {
         let mut sums = [[0; LANES]; R];
         for (acc, x) in sums.iter_mut().zip(x) {
-            accumulate(acc, w, &x.quants, |byte| i32::from(byte as i8));
+            accumulate_signed(acc, w, &x.quants);
         }
         sums
     }
