@@ -1,7 +1,7 @@
 //! How fast matrix products are, beside what the machine can do at all.
 //!
 //! `cargo run --release -p motet-cpu --example matmul_speed [FORMAT…]`, one thread. For each format: bytes per
-//! second of weights with one row beside a plain read of as many bytes, and multiply-adds (counted as two
+//! second of packing, of weights with one row beside a plain read of as many bytes, and multiply-adds (counted as two
 //! operations) per second with 8 and 512 rows beside the peak of the instruction. The machine's speed drifts:
 //! compare figures of one run only.
 
@@ -26,7 +26,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let isa = Isa::from_env()?;
     println!("{isa}: multiply peak {:.0} Gop/s", peak());
-    println!("format    packed MB   read GB/s   1 row GB/s   8 rows (× 1 row)   Gop/s 8   Gop/s 512");
+    println!(
+        "format    packed MB   packing GB/s   read GB/s   1 row GB/s   8 rows (× 1 row)   Gop/s 8   Gop/s 512"
+    );
     for format in Format::ALL {
         if wanted.is_empty() || wanted.iter().any(|name| name.eq_ignore_ascii_case(format.name())) {
             measure(isa, format)?;
@@ -40,7 +42,9 @@ fn measure(isa: Isa, format: Format) -> Result<(), Box<dyn std::error::Error>> {
     let n_out = BYTES / panel * 16;
     let shape = PackedShape::new(format, n_out, K)?;
     let rows = vec![0x11; n_out * shape.row_bytes()];
+    let start = Instant::now();
     let matrix = PackedMatrix::pack(shape, &rows)?;
+    let packing = start.elapsed();
     let twin = vec![1u8; shape.bytes()];
 
     let x: Vec<f32> = (0..512 * K).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0).collect();
@@ -70,9 +74,10 @@ fn measure(isa: Isa, format: Format) -> Result<(), Box<dyn std::error::Error>> {
         2.0 * (rows * K * panels * 16) as f64 / time.as_secs_f64() / 1e9
     };
     println!(
-        "{:8} {:10.1} {:11.1} {:12.1} {:18.2} {:9.0} {:11.0}",
+        "{:8} {:10.1} {:14.2} {:11.1} {:12.1} {:18.2} {:9.0} {:11.0}",
         format.name(),
         bytes / 1e6,
+        bytes / packing.as_secs_f64() / 1e9,
         bytes / read.as_secs_f64() / 1e9,
         bytes / one.as_secs_f64() / 1e9,
         eight.as_secs_f64() / one.as_secs_f64(),
