@@ -61,6 +61,14 @@ impl Checkpoints {
         Some(self.of[checkpoint.0 as usize]).filter(|&b| b != NONE)
     }
 
+    /// Whether blocks and checkpoints agree on who belongs to whom.
+    pub(crate) fn is_consistent(&self, blocks: &[Block]) -> bool {
+        let attached = self.of.iter().enumerate().filter(|&(_, &block)| block != NONE);
+        attached.clone().all(|(c, &block)| blocks[block as usize].checkpoint == c as u32)
+            && attached.count() == self.used()
+            && blocks.iter().filter(|b| b.checkpoint != NONE).count() == self.used()
+    }
+
     /// The checkpoint is of use to a session.
     pub(crate) fn touch(&mut self, place: u32) {
         self.now += 1;
@@ -89,5 +97,44 @@ impl Checkpoints {
         if let Some(checkpoint) = least {
             self.detach(self.of[checkpoint], blocks);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prefix::EMPTY_BLOCK;
+
+    /// Blocks with these parents.
+    fn blocks(parents: &[u32]) -> Vec<Block> {
+        let block = |&parent| {
+            let mut block = EMPTY_BLOCK;
+            block.parent = parent;
+            block
+        };
+        parents.iter().map(block).collect()
+    }
+
+    #[test]
+    fn inner_ones_go_first_then_the_one_used_longest_ago() {
+        // One conversation of blocks 0 – 1 – 2 – 3, another of block 4 alone.
+        let blocks = &mut blocks(&[NONE, 0, 1, 2, NONE, NONE]);
+        let mut checkpoints = Checkpoints::new(3);
+        let deepest = checkpoints.attach(3, blocks).unwrap();
+        let other = checkpoints.attach(4, blocks).unwrap();
+        let inner = checkpoints.attach(1, blocks).unwrap();
+        // Block 1's is the newest, but block 3's stands deeper in the same conversation.
+        assert_eq!(checkpoints.attach(0, blocks), Some(inner));
+        assert_eq!((blocks[1].checkpoint, blocks[0].checkpoint), (NONE, inner.0));
+        assert_eq!(checkpoints.attach(5, blocks), Some(inner));
+        // No inner one is left.
+        checkpoints.touch(deepest.0);
+        assert_eq!(checkpoints.attach(0, blocks), Some(other));
+        assert!(checkpoints.is_consistent(blocks));
+    }
+
+    #[test]
+    fn without_a_budget_nothing_is_saved() {
+        assert_eq!(Checkpoints::new(0).attach(0, &mut blocks(&[NONE])), None);
     }
 }

@@ -45,6 +45,8 @@ pub struct Options {
     pub rows: usize,
     /// What a step should take at most while somebody waits for the next token.
     pub step: Duration,
+    /// Tokens of the answer that a session has pages reserved for when it starts.
+    pub headroom: usize,
     /// Requests (choices) that may wait.
     pub queue: usize,
     /// Forces the rows of a prefill chunk; `None`: what `step` leaves room for.
@@ -68,6 +70,7 @@ impl Default for Options {
             max_logit_rows: 16,
             rows: 512,
             step: Duration::from_millis(50),
+            headroom: 256,
             queue: 128,
             prefill_chunk: None,
             workspace: Workspace::AtStart,

@@ -31,7 +31,7 @@ pub(crate) struct Block {
     next: u32,
 }
 
-const EMPTY: Block = Block {
+pub(crate) const EMPTY_BLOCK: Block = Block {
     parent: NONE,
     checkpoint: NONE,
     hash: 0,
@@ -122,7 +122,7 @@ impl PrefixCache {
             Some(WindowPool { pool, window, pages: Pages::new(count), owner: vec![NONE; count], promise })
         });
         Self {
-            blocks: vec![EMPTY; blocks],
+            blocks: vec![EMPTY_BLOCK; blocks],
             buckets: vec![NONE; blocks.next_power_of_two()],
             pages: Pages::new(blocks),
             full_pool: layout.pools.first().is_some_and(|p| p.window.is_none()),
@@ -149,6 +149,17 @@ impl PrefixCache {
     /// Whether sessions hold nothing and were promised nothing.
     pub(crate) fn at_rest(&self) -> bool {
         self.pages.at_rest() && self.windows.iter().all(|w| w.pages.at_rest())
+    }
+
+    /// Whether everything known of blocks, their sliding-window pages and their checkpoints fits together.
+    pub(crate) fn is_consistent(&self) -> bool {
+        let owned = |(w, window): (usize, &WindowPool)| {
+            let owners = window.owner.iter().enumerate().filter(|&(_, &block)| block != NONE);
+            let kept = self.blocks.iter().filter(|b| b.windowed[w] != NO_PAGE).count();
+            owners.clone().count() == kept
+                && owners.clone().all(|(page, &block)| self.blocks[block as usize].windowed[w] == page as u32)
+        };
+        self.windows.iter().enumerate().all(owned) && self.checkpoints.is_consistent(&self.blocks)
     }
 
     /// The deepest border, at most `limit` tokens deep, from which a conversation that begins with `tokens` can go
@@ -239,7 +250,7 @@ impl PrefixCache {
             if taken.evicted {
                 self.forget(taken.page);
             }
-            self.blocks[taken.page as usize] = EMPTY;
+            self.blocks[taken.page as usize] = EMPTY_BLOCK;
             table.blocks.push(taken.page);
             if self.full_pool {
                 before.push(StateOp::ZeroPage { pool: 0, page: taken.page });
@@ -298,7 +309,7 @@ impl PrefixCache {
             let next = std::mem::replace(&mut self.buckets[bucket], own);
             let mut tokens = [0; PAGE];
             tokens.copy_from_slice(content);
-            self.blocks[own as usize] = Block { parent, hash, tokens, next, ..EMPTY };
+            self.blocks[own as usize] = Block { parent, hash, tokens, next, ..EMPTY_BLOCK };
             self.pages.keep(own);
         }
         for (w, window) in self.windows.iter_mut().enumerate() {
@@ -420,4 +431,87 @@ fn hash(parent: u32, content: &[u32]) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(parent);
     let h = content.iter().fold(start, |h, &t| (h ^ u64::from(t)).wrapping_mul(0x0100_0000_01b3));
     (h ^ h >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ h >> 29
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use motet_model::layout;
+
+    fn cache(blocks: usize) -> PrefixCache {
+        let pools = vec![layout::Pool { window: None, states: vec![0] }];
+        PrefixCache::new(&StateLayout { pools, recurrent_floats: 0 }, blocks, &[blocks], 0, 64 * blocks)
+    }
+
+    /// A conversation of these tokens comes, is read and leaves; returns how many of its blocks were known.
+    fn visit(cache: &mut PrefixCache, tokens: &[u32]) -> usize {
+        let mut table = Table::with_capacity(tokens.len());
+        let hit = cache.find(tokens, tokens.len());
+        assert!(cache.admit(hit, tokens.len(), &mut table));
+        cache.grow(&mut table, tokens.len(), &mut Vec::new());
+        cache.advance(&mut table, tokens);
+        cache.release(&mut table);
+        assert!(cache.at_rest() && cache.is_consistent());
+        hit.blocks
+    }
+
+    fn text(blocks: &[u32]) -> Vec<u32> {
+        blocks.iter().flat_map(|&b| [b; PAGE]).collect()
+    }
+
+    #[test]
+    fn equal_tokens_behind_different_ones_are_different_blocks() {
+        let mut cache = cache(8);
+        assert_eq!(visit(&mut cache, &text(&[1, 2, 3])), 0);
+        assert_eq!(visit(&mut cache, &text(&[1, 2, 4])), 2);
+        assert_eq!(visit(&mut cache, &text(&[9, 2, 3])), 0);
+        assert_eq!(visit(&mut cache, &text(&[1, 2, 3])), 3);
+    }
+
+    #[test]
+    fn nothing_is_evicted_while_something_is_free_and_then_the_oldest_leaf() {
+        let mut cache = cache(6);
+        visit(&mut cache, &text(&[1, 2, 3]));
+        visit(&mut cache, &text(&[5, 6, 7]));
+        assert_eq!(visit(&mut cache, &text(&[1, 2, 3])), 3); // all six pages are known, and this one is newer
+        visit(&mut cache, &text(&[8]));
+        assert_eq!(cache.find(&text(&[5, 6, 7]), 192).blocks, 2, "its leaf had to go");
+        assert_eq!(cache.find(&text(&[1, 2, 3]), 192).blocks, 3);
+    }
+
+    #[test]
+    fn a_hash_is_only_a_hint() {
+        let mut cache = cache(4);
+        visit(&mut cache, &text(&[1]));
+        let block = (0..4).find(|&b| cache.blocks[b].tokens[0] == 1).unwrap();
+        // As if another content had the same hash.
+        cache.blocks[block].tokens[63] = 2;
+        assert_eq!(cache.find(&text(&[1]), 64).blocks, 0);
+    }
+
+    #[test]
+    fn two_that_read_the_same_at_once_end_up_with_one_copy() {
+        let mut cache = cache(4);
+        let tokens = text(&[1, 2]);
+        let mut tables = [(); 2].map(|()| Table::with_capacity(128));
+        for table in &mut tables {
+            let hit = cache.find(&tokens, 128);
+            assert!(cache.admit(hit, 128, table));
+            cache.grow(table, 128, &mut Vec::new());
+        }
+        assert_eq!(cache.pages().held(), 4);
+        tables.iter_mut().for_each(|table| cache.advance(table, &tokens));
+        assert_eq!(cache.pages().held(), 2);
+        assert_eq!(tables[0].blocks, tables[1].blocks);
+    }
+
+    #[test]
+    fn a_row_can_always_advance_with_the_promised_pages_of_a_window() {
+        for window in 1..400 {
+            for position in 0..2000 {
+                let pages = position / PAGE - first_seen(position, window) / PAGE + 1;
+                assert!(pages <= window_promise(window, 2000), "window {window}, position {position}");
+            }
+        }
+    }
 }

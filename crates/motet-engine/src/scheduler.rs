@@ -47,6 +47,7 @@ pub(crate) struct Scheduler {
     pools: usize,
     recurrent: bool,
     context: usize,
+    headroom: usize,
     step: Duration,
     chunk: Option<usize>,
 }
@@ -70,6 +71,7 @@ impl Scheduler {
             pools: layout.pools.len(),
             recurrent: layout.recurrent_floats > 0,
             context: limits.context,
+            headroom: plan.options.headroom,
             step: plan.options.step,
             chunk: plan.options.prefill_chunk,
         }
@@ -162,7 +164,7 @@ impl Scheduler {
         metrics: &mut MetricsSnapshot,
     ) -> Result<(), Box<Session>> {
         let hit = self.cache.find(&session.tokens, session.sharable());
-        let positions = session.reservation();
+        let positions = session.reservation(self.headroom);
         if !self.cache.admit(hit, positions, &mut session.table) {
             return Err(session);
         }
@@ -444,6 +446,7 @@ impl Scheduler {
             && self.line.is_empty()
             && self.free_slots.len() == self.running.len()
             && self.cache.at_rest()
+            && self.cache.is_consistent()
     }
 }
 

@@ -16,9 +16,6 @@ use std::time::Duration;
 /// Recurrent state is saved at least this often.
 pub(crate) const CHECKPOINT_EVERY: usize = 512;
 
-/// Tokens beyond the known ones that admission reserves pages for.
-pub(crate) const HEADROOM: usize = 256;
-
 /// What all choices of a request share.
 pub(crate) struct Task {
     /// Tokens in the prompt.
@@ -129,9 +126,9 @@ impl Session {
         first
     }
 
-    /// Positions that are reserved when it starts.
-    pub(crate) fn reservation(&self) -> usize {
-        (self.tokens.len() + HEADROOM).min(self.task.prompt + self.task.answer)
+    /// Positions that are reserved when it starts: those of its tokens and `headroom` more.
+    pub(crate) fn reservation(&self, headroom: usize) -> usize {
+        (self.tokens.len() + headroom).min(self.task.prompt + self.task.answer)
     }
 
     /// How much of its tokens may come from the cache: all but the last, whose logits are needed; none while the

@@ -318,3 +318,69 @@ impl Drop for Stream {
         self.channel.abandoned.store(true, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::Wake;
+
+    fn one() -> (Sender, Stream) {
+        let (mut senders, stream) = stream(StreamSize { choices: 1, tokens: 4, tops: 0 });
+        (senders.remove(0), stream)
+    }
+
+    struct Flag(AtomicBool);
+
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_waiting_task_is_woken_by_the_next_event() {
+        let (sender, mut stream) = one();
+        let flag = Arc::new(Flag(AtomicBool::new(false)));
+        let waker = flag.clone().into();
+        let mut cx = Context::from_waker(&waker);
+        assert!(stream.poll_next(&mut cx).is_pending());
+        sender.token(Token::new(5, f32::NAN, 0), &[]);
+        assert!(flag.0.load(Ordering::SeqCst));
+        let scored = Scored { token: 5, logprob: None, top: vec![], digest: 0 };
+        assert_eq!(stream.poll_next(&mut cx), Poll::Ready(Some(Event::Token { choice: 0, scored })));
+        sender.finish(FinishReason::Length, Usage::default());
+        assert!(matches!(stream.poll_next(&mut cx), Poll::Ready(Some(Event::Finished { .. }))));
+        assert_eq!(stream.poll_next(&mut cx), Poll::Ready(None));
+    }
+
+    #[test]
+    fn a_parked_thread_gets_every_event_in_order() {
+        let (sender, mut stream) = one();
+        let reader = std::thread::spawn(move || {
+            let mut tokens = Vec::new();
+            while let Some(Event::Token { scored, .. }) = stream.blocking_next() {
+                tokens.push(scored.token);
+            }
+            tokens
+        });
+        (0..1000).for_each(|t| sender.token(Token::new(t, 0.0, 0), &[(1, 2.0)]));
+        sender.finish(FinishReason::Length, Usage::default());
+        assert_eq!(reader.join().unwrap(), (0..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_sender_that_vanishes_is_an_engine_that_closed() {
+        let (sender, mut stream) = one();
+        drop(sender);
+        assert_eq!(stream.blocking_next(), Some(Event::Failed(StreamError::EngineClosed)));
+        assert_eq!(stream.blocking_next(), None);
+    }
+
+    #[test]
+    fn a_reader_that_leaves_is_noticed() {
+        let (sender, stream) = one();
+        assert!(!sender.abandoned());
+        drop(stream);
+        assert!(sender.abandoned());
+    }
+}

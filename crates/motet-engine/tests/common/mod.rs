@@ -88,8 +88,8 @@ impl Rig {
         while self.driver.turn() == Turn::Ran {}
     }
 
-    /// The tokens of each choice that this request must answer, and why each ends.
-    pub fn expected(&self, request: &Request) -> Vec<(Vec<u32>, FinishReason)> {
+    /// What each choice of this request must answer.
+    pub fn expected(&self, request: &Request) -> Vec<Answer> {
         (0..request.choices).map(|choice| expected(self, request, choice)).collect()
     }
 
@@ -102,9 +102,15 @@ impl Rig {
 }
 
 /// One choice, computed from its tokens alone.
-pub fn expected(rig: &Rig, request: &Request, choice: u32) -> (Vec<u32>, FinishReason) {
+pub fn expected(rig: &Rig, request: &Request, choice: u32) -> Answer {
+    let mut out = Answer::default();
     let mut solo = Solo::new(rig.sketch, rig.script.clone());
-    request.prompt.iter().for_each(|&t| solo.push(t));
+    for (i, &token) in request.prompt.iter().enumerate() {
+        if i > 0 && choice == 0 && request.prompt_logprobs.is_some() {
+            out.scores.push((token, solo.logprob(token)));
+        }
+        solo.push(token);
+    }
     let o = &request.sampling;
     let sampling = Sampling {
         seed: o.seed.expect("tests give a seed"),
@@ -123,30 +129,45 @@ pub fn expected(rig: &Rig, request: &Request, choice: u32) -> (Vec<u32>, FinishR
     let mut seen: BTreeMap<u32, u32> = request.prompt.iter().map(|&t| (t, 0)).collect();
     let mut cut = request.cut.as_ref().map(|make| make());
     let most = request.answer_limit(rig.engine.limits().context);
-    let mut answer = Vec::new();
-    while answer.len() < most {
+    while out.tokens.len() < most {
         let list: Vec<Seen> = match penalties {
             true => seen.iter().map(|(&token, &generated)| Seen { token, generated }).collect(),
             false => Vec::new(),
         };
         let token = solo.next(&sampling, &list, &o.logit_bias);
+        out.generated += 1;
         if request.end_tokens.contains(&token) {
-            return (answer, FinishReason::EndToken(token));
+            out.reason = Some(FinishReason::EndToken(token));
+            return out;
         }
-        answer.push(token);
+        out.tokens.push(token);
+        if request.logprobs.is_some() {
+            out.logprobs.push(solo.logprob(token));
+        }
         *seen.entry(token).or_default() += 1;
         solo.push(token);
         if cut.as_mut().is_some_and(|c| c.push(token)) {
-            return (answer, FinishReason::Cut);
+            out.reason = Some(FinishReason::Cut);
+            return out;
         }
     }
-    (answer, FinishReason::Length)
+    out.reason = Some(FinishReason::Length);
+    out
+}
+
+/// A stream that has ended says what it must, however it was cached.
+pub fn assert_same(said: &Answer, expected: &Answer, what: &str) {
+    assert_eq!(Answer { cached: None, ..said.clone() }, *expected, "{what}");
 }
 
 /// What a stream said of one choice.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
     pub tokens: Vec<u32>,
+    /// Log-probabilities of `tokens`, if they were asked for.
+    pub logprobs: Vec<f32>,
+    /// The prompt's own tokens with theirs, if they were asked for.
+    pub scores: Vec<(u32, f32)>,
     pub cached: Option<usize>,
     pub reason: Option<FinishReason>,
     pub generated: usize,
@@ -175,8 +196,11 @@ pub fn add(out: &mut Vec<Answer>, event: Event) {
     let answer = &mut out[choice];
     match event {
         Event::Started { cached_tokens, .. } => answer.cached = Some(cached_tokens),
-        Event::Prompt(_) => {}
-        Event::Token { scored, .. } => answer.tokens.push(scored.token),
+        Event::Prompt(scored) => answer.scores.push((scored.token, scored.logprob.unwrap())),
+        Event::Token { scored, .. } => {
+            answer.tokens.push(scored.token);
+            answer.logprobs.extend(scored.logprob);
+        }
         Event::Finished { reason, usage, .. } => {
             answer.reason = Some(reason);
             answer.generated = usage.generated;
