@@ -18,7 +18,7 @@ use crate::testing::{Random, bits};
 enum Kind {
     /// As in a model.
     Usual,
-    /// Every code and every activation as large as it can be, signs at random.
+    /// Codes, sub-scales and activations as large as they can be, each block of one sign.
     Largest,
     /// Scales that are zero, denormal and huge, activations over the whole range of floats.
     Wild,
@@ -61,18 +61,20 @@ impl Kind {
         }
     }
 
-    /// Activations: a block of one row is huge or tiny as a whole.
+    /// Activations, rows of whole blocks or not.
     fn activations(self, random: &mut Random, values: &mut [f32]) {
         for block in values.chunks_mut(BLOCK) {
-            let scale = if self == Kind::Wild { 2f32.powi(random.below(220) as i32 - 110) } else { 1.0 };
+            // Blocks that are huge or tiny as a whole, or of one sign, so that nothing cancels.
+            let scale = match self {
+                Kind::Wild => 2f32.powi(random.below(220) as i32 - 110),
+                _ => 1.0,
+            };
+            let sign = self.f32(random);
             for x in block {
-                let whole_range = self == Kind::Wild && random.below(64) == 0;
-                *x = if whole_range {
-                    self.f32(random)
-                } else if self == Kind::Wild {
-                    random.unit() * scale
-                } else {
-                    self.f32(random)
+                *x = match self {
+                    Kind::Largest => sign,
+                    Kind::Wild if random.below(64) > 0 => random.unit() * scale,
+                    _ => self.f32(random),
                 };
             }
         }
@@ -101,6 +103,11 @@ impl Kind {
                     let mut parts = Parts::EMPTY;
                     parts.split(format, block);
                     (parts.d, parts.min) = (self.f16(random), self.f16(random));
+                    if self == Kind::Largest {
+                        for sub in parts.subs.as_flattened_mut() {
+                            *sub = [0x80, 0x7f, 0xff][random.below(3)];
+                        }
+                    }
                     if format == Format::MXFP4 {
                         parts.d = match self {
                             Kind::Usual | Kind::Largest => 120 + random.below(8) as u16,
