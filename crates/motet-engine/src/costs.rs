@@ -1,8 +1,9 @@
 //! How long a step of so many rows takes, measured while it runs: t(rows).
 //!
 //! A table of a few knots, each the running average of the steps near its number of rows. Between knots it is a
-//! straight line; beyond the last one each further row is counted at that knot's average, which never flatters as long
-//! as rows get cheaper in company.
+//! straight line; beyond the last one each further row is counted at that knot's average. Rows only get cheaper in
+//! company, so a knot that says otherwise was measured in a bad moment: it counts as the one below it, row by row, and
+//! is measured again because its number of rows is tried again.
 
 use std::time::Duration;
 
@@ -18,14 +19,14 @@ struct Knot {
 
 /// Measured times by rows.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Costs {
+pub(crate) struct Costs {
     /// Knot `k` averages steps of 2ᵏ … 2ᵏ⁺¹ − 1 rows.
     knots: [Option<Knot>; 16],
 }
 
 impl Costs {
     /// Adds a measurement.
-    pub fn measured(&mut self, rows: usize, took: Duration) {
+    pub(crate) fn measured(&mut self, rows: usize, took: Duration) {
         let (rows, seconds) = (rows.max(1), took.as_secs_f64());
         let knot = &mut self.knots[(rows.ilog2() as usize).min(15)];
         let new = Knot { rows: rows as f64, seconds };
@@ -36,29 +37,28 @@ impl Costs {
     }
 
     /// The time that `rows` rows will take; `None` before anything was measured.
-    pub fn expected(&self, rows: usize) -> Option<Duration> {
+    pub(crate) fn expected(&self, rows: usize) -> Option<Duration> {
         let rows = rows as f64;
         let mut below: Option<Knot> = None;
-        for knot in self.knots.iter().flatten() {
+        for &(mut knot) in self.knots.iter().flatten() {
+            if let Some(b) = below {
+                knot.seconds = knot.seconds.min(b.seconds * knot.rows / b.rows);
+            }
             if knot.rows >= rows {
-                let seconds = match below {
-                    // Fewer rows than were ever measured: not more than the fewest.
-                    None => knot.seconds,
-                    Some(b) => {
-                        let share = (rows - b.rows) / (knot.rows - b.rows);
-                        b.seconds + share * (knot.seconds - b.seconds)
-                    }
-                };
+                let seconds = below.map_or(knot.seconds, |b| {
+                    let share = (rows - b.rows) / (knot.rows - b.rows);
+                    b.seconds + share * (knot.seconds - b.seconds)
+                });
                 return Some(Duration::from_secs_f64(seconds));
             }
-            below = Some(*knot);
+            below = Some(knot);
         }
         below.map(|last| Duration::from_secs_f64(last.seconds * rows / last.rows))
     }
 
     /// The most rows, between `least` and `most`, that are expected to take no longer than `time`. Before anything
     /// was measured: a cautious few.
-    pub fn rows_within(&self, time: Duration, least: usize, most: usize) -> usize {
+    pub(crate) fn rows_within(&self, time: Duration, least: usize, most: usize) -> usize {
         const CAUTIOUS: usize = 16;
         if self.knots.iter().all(Option::is_none) {
             return most.min(least.max(CAUTIOUS));
@@ -103,6 +103,17 @@ mod tests {
         assert_eq!(costs.rows_within(ms(44), 1, 512), 32);
         assert_eq!(costs.rows_within(ms(44), 1, 20), 20);
         assert_eq!(costs.rows_within(ms(1), 5, 512), 5);
+    }
+
+    #[test]
+    fn one_bad_moment_does_not_rule_out_its_number_of_rows_for_ever() {
+        let mut costs = Costs::default();
+        costs.measured(16, ms(500));
+        for _ in 0..20 {
+            let rows = costs.rows_within(ms(50), 1, 512);
+            costs.measured(rows, ms(10 + rows as u64 / 10));
+        }
+        assert!(costs.rows_within(ms(50), 1, 512) >= 256, "{costs:?}");
     }
 
     #[test]

@@ -260,6 +260,8 @@ pub struct Driver {
     work: InFlight,
     /// Rows that the stage's workspace holds.
     reserved: usize,
+    /// Rows that it can hold at most: the plan's, until the system refuses.
+    ceiling: usize,
 }
 
 impl Driver {
@@ -268,7 +270,8 @@ impl Driver {
         let (scheduler, work) =
             (Scheduler::new(plan), InFlight::with_capacity(&plan.limits.batch, plan.d_model));
         let at_start = plan.options.workspace == Workspace::AtStart;
-        let mut driver = Self { scheduler, stage, work, reserved: 0, shared };
+        let ceiling = plan.rows;
+        let mut driver = Self { scheduler, stage, work, reserved: 0, ceiling, shared };
         if at_start {
             driver.reserve(driver.shared.plan.rows)?;
         }
@@ -329,19 +332,23 @@ impl Driver {
     /// As a library, the workspace comes with the first session and grows to what sessions need. Where it can't
     /// grow, batches stay smaller; where there is none at all, what waits fails.
     fn grow_workspace(&mut self) {
-        let plan = &self.shared.plan;
-        if self.reserved == plan.rows {
+        if self.reserved == self.ceiling {
             return;
         }
         let wanted = self.scheduler.rows_wanted() + self.shared.queue.rows_wanted();
         if wanted <= self.reserved {
             return;
         }
+        let plan = &self.shared.plan;
         let rows = wanted.next_power_of_two().clamp((2 * plan.sessions).min(plan.rows), plan.rows);
-        if let (Err(error), 0) = (self.reserve(rows), self.reserved) {
-            let error = StreamError::Memory(error.to_string());
-            self.scheduler.fail_all(&error, &mut self.shared.metrics.lock());
-            self.shared.queue.fail_all(&error);
+        match self.reserve(rows) {
+            Ok(()) => {}
+            Err(error) if self.reserved == 0 => {
+                let error = StreamError::Memory(error.to_string());
+                self.scheduler.fail_all(&error, &mut self.shared.metrics.lock());
+                self.shared.queue.fail_all(&error);
+            }
+            Err(_) => self.ceiling = self.reserved,
         }
     }
 

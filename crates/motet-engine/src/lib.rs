@@ -21,7 +21,6 @@ mod scheduler;
 mod session;
 mod stream;
 
-pub use costs::Costs;
 pub use engine::{Driver, Engine, Health, Turn};
 pub use metrics::{Histogram, MetricsSnapshot};
 pub use plan::{Machine, Options, Plan, PlanError, Workspace};

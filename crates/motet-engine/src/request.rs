@@ -96,7 +96,7 @@ pub type CutMaker = Box<dyn Fn() -> Box<dyn Cut> + Send>;
 
 /// Decides after each token whether the answer ends with it: stop strings, the end of a tool call.
 ///
-/// It runs on the engine's thread between two steps, so it must be quick and must not block.
+/// It runs on the engine's thread between two steps, so it must be quick, must not block and must not call the engine.
 pub trait Cut: Send {
     /// Takes the next token; `true` ends the answer with this token, which is still published.
     fn push(&mut self, token: u32) -> bool;

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use motet_engine::scripted::{Pace, Scripted};
-use motet_engine::{Engine, Event, Health, Machine, Plan, Request, Stream, Turn};
+use motet_engine::{Engine, Event, Health, Machine, Options, Plan, Request, Stream, Turn};
 use motet_model::DeviceError;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +41,21 @@ fn a_panic_fails_the_sessions_of_its_batch_and_leaves_the_rest_intact() {
         }
         assert!(rig.driver.at_rest());
         assert_eq!(rig.engine.metrics().failed_steps, 1);
+    }
+}
+
+#[test]
+fn a_session_that_was_to_begin_in_a_failed_step_begins_again() {
+    // A batch of eight rows in chunks of seven: the third and fourth have a place, but no row yet.
+    let options = Options { rows: 8, prefill_chunk: Some(7), ..options(4, 1024) };
+    let mut rig = Rig::new(SKETCHES[2], random(1_000_000), &options);
+    let mut streams: Vec<Stream> = (0..4).map(|i| rig.engine.submit(long(i)).unwrap()).collect();
+    rig.control.panic_next();
+    rig.driver.turn();
+    assert_eq!(rig.engine.metrics().finished_error, 2);
+    rig.run();
+    for (seed, stream) in streams.iter_mut().enumerate().skip(2) {
+        assert_same(&answers(stream)[0], &rig.expected(&long(seed as u64))[0], "one that had no row");
     }
 }
 
