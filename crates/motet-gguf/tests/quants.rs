@@ -1,4 +1,5 @@
 //! Every format against the PyPI package `gguf`: `fixtures/quants.gguf` is made by `tools/quant_vectors.py`.
+#![allow(clippy::unwrap_used, reason = "tests, and functions of theirs")]
 
 use std::path::Path;
 
