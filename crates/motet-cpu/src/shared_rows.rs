@@ -41,6 +41,15 @@ impl<'a> RowsMut<'a> {
         RowsMut { first: values.as_mut_ptr(), rows, width, stride, borrow: PhantomData }
     }
 
+    /// The rectangle of `rows` rows of `width` floats that start `stride` floats apart from `first` on.
+    ///
+    /// # Safety
+    /// All its floats are allocated and initialised, and for `'a` nothing else reads or writes them.
+    pub(crate) unsafe fn from_raw(first: *mut f32, rows: usize, width: usize, stride: usize) -> Self {
+        debug_assert!(width <= stride || rows <= 1);
+        RowsMut { first, rows, width, stride, borrow: PhantomData }
+    }
+
     /// How many rows.
     pub fn rows(&self) -> usize {
         self.rows

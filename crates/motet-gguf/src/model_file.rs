@@ -180,6 +180,16 @@ impl ModelFile {
         self.parts[tensor.part].release(tensor.range());
     }
 
+    /// [`ModelFile::release`] for some bytes of a tensor.
+    ///
+    /// # Panics
+    /// If the tensor has no such bytes.
+    pub fn release_part(&self, tensor: &TensorInfo, bytes: Range<usize>) {
+        let whole = tensor.range();
+        assert!(bytes.start <= bytes.end && bytes.end <= whole.len(), "bytes {bytes:?} of {}", tensor.name);
+        self.parts[tensor.part].release(whole.start + bytes.start..whole.start + bytes.end);
+    }
+
     /// [`ModelFile::release`] for whole files, headers included: for after loading.
     pub fn release_all(&self) {
         self.parts.iter().for_each(|part| part.release(0..part.bytes().len()));

@@ -154,7 +154,7 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// Page tables of the segments.
     pub pages: Vec<u32>,
-    /// Questions, rows ascending.
+    /// Questions, rows ascending, at most one to a row.
     pub asks: Vec<Ask>,
     /// Tokens seen, for penalties.
     pub seen: Vec<Seen>,
@@ -261,8 +261,8 @@ impl Batch {
         if next as usize != self.tokens.len() {
             return Err(format!("{} tokens, segments hold {next} rows", self.tokens.len()));
         }
-        if !self.asks.is_sorted_by_key(|a| a.row) || self.asks.last().is_some_and(|a| a.row >= next) {
-            return Err("asks must ascend and name rows of the batch".into());
+        if !self.asks.is_sorted_by(|a, b| a.row < b.row) || self.asks.last().is_some_and(|a| a.row >= next) {
+            return Err("asks must ascend, one to a row, and name rows of the batch".into());
         }
         Ok(())
     }

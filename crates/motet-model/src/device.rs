@@ -7,10 +7,13 @@
 use crate::batch::{BatchLimits, InFlight, Slot};
 use crate::network::Network;
 use motet_gguf::ModelFile;
+use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 
 /// How keys and values are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[allow(non_camel_case_types, reason = "the name that the field uses")]
 pub enum KvFormat {
     /// Half precision, saturating at ±65,504.
     #[default]
@@ -19,6 +22,46 @@ pub enum KvFormat {
     F32,
     /// int8 with a scale per 32 values.
     Q8_0,
+}
+
+impl KvFormat {
+    /// All formats.
+    pub const ALL: [KvFormat; 3] = [KvFormat::F16, KvFormat::F32, KvFormat::Q8_0];
+
+    /// The name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            KvFormat::F16 => "f16",
+            KvFormat::F32 => "f32",
+            KvFormat::Q8_0 => "q8_0",
+        }
+    }
+}
+
+impl fmt::Display for KvFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// There is no KV format of that name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown KV format {found:?}: expected f16, f32 or q8_0")]
+pub struct UnknownKvFormat {
+    /// The name that was given.
+    pub found: String,
+}
+
+impl FromStr for KvFormat {
+    type Err = UnknownKvFormat;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        KvFormat::ALL
+            .into_iter()
+            .find(|format| format.name() == name)
+            .ok_or_else(|| UnknownKvFormat { found: name.to_owned() })
+    }
 }
 
 /// What a stage is sized for. The same limits go to [`Device::footprint`] and [`Device::prepare`].

@@ -244,6 +244,9 @@ pub enum Gating {
 }
 
 /// One operation on all rows. Fields named `out` are written, the others are read.
+///
+/// An operation works in place (`out` is one of its inputs) or writes to other buffers than it reads; only the
+/// inputs of [`Op::Gate`] may be different columns of one buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
     /// out = scale · row of the table at the row's token.

@@ -252,8 +252,7 @@ pub(super) fn feed_forward(
         let blocks = b.header.needed("block_count")?;
         b.header.by_layer("feed_forward_length", blocks)
     })?[layer];
-    let both = b.buffer("gate, up", 2 * width);
-    let (gate, up) = (both.part(0..width), both.part(width..2 * width));
+    let (gate, up) = (b.buffer("gate", width), b.buffer("up", width));
     b.linear(&format!("{p}.ffn_gate"), x, gate)?;
     b.linear(&format!("{p}.ffn_up"), x, up)?;
     b.push(Op::Gate { gate: gate.row(), activation, x: up.row(), out: gate.row() });
