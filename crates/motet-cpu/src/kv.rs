@@ -21,20 +21,20 @@
 //!
 //! 0x00 in every byte reads as zeros, 0xFF as NaNs, whatever the format. This module never knows whose page it is.
 
-use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub use motet_model::KvFormat;
 
 use crate::isa::Isa;
 use crate::lanes::{LANES, Lanes, dispatch, f16_to_f32, f32_to_f16_saturating};
 use crate::pool::{Pool, WorkerPanic};
 
 /// Positions in a page.
-pub const PAGE_POSITIONS: usize = 64;
+pub const PAGE_POSITIONS: usize = motet_model::PAGE;
 
 /// The entry of a page table where a page has left it (behind a sliding window). It is never touched.
-pub const ABSENT_PAGE: u32 = u32::MAX;
+pub const ABSENT_PAGE: u32 = motet_model::batch::NO_PAGE;
 
 /// The byte that makes a page read as NaN in every format.
 pub const NAN_FILL: u8 = 0xff;
@@ -42,66 +42,13 @@ pub const NAN_FILL: u8 = 0xff;
 /// Values that share a scale in [`KvFormat::Q8_0`].
 const BLOCK: usize = 32;
 
-/// How keys and values are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[allow(non_camel_case_types, reason = "the name that the field uses")]
-pub enum KvFormat {
-    /// IEEE binary16, saturating.
-    #[default]
-    F16,
-    /// IEEE binary32.
-    F32,
-    /// 8-bit integers with one F16 scale per 32 values.
-    Q8_0,
-}
-
-impl KvFormat {
-    /// All formats.
-    pub const ALL: [KvFormat; 3] = [KvFormat::F16, KvFormat::F32, KvFormat::Q8_0];
-
-    /// The name on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            KvFormat::F16 => "f16",
-            KvFormat::F32 => "f32",
-            KvFormat::Q8_0 => "q8_0",
-        }
-    }
-
-    /// Bytes of a tile of `channels` (padded) at 64 positions.
-    const fn tile_bytes(self, channels: usize) -> usize {
-        let values = channels * PAGE_POSITIONS;
-        match self {
-            KvFormat::F16 => 2 * values,
-            KvFormat::F32 => 4 * values,
-            KvFormat::Q8_0 => values + 2 * channels.div_ceil(BLOCK) * PAGE_POSITIONS,
-        }
-    }
-}
-
-impl fmt::Display for KvFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// There is no KV format of that name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown KV format {found:?}: expected f16, f32 or q8_0")]
-pub struct UnknownKvFormat {
-    /// The name that was given.
-    pub found: String,
-}
-
-impl FromStr for KvFormat {
-    type Err = UnknownKvFormat;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        KvFormat::ALL
-            .into_iter()
-            .find(|format| format.name() == name)
-            .ok_or_else(|| UnknownKvFormat { found: name.to_owned() })
+/// Bytes of a tile of `channels` (padded) at 64 positions.
+const fn tile_bytes(format: KvFormat, channels: usize) -> usize {
+    let values = channels * PAGE_POSITIONS;
+    match format {
+        KvFormat::F16 => 2 * values,
+        KvFormat::F32 => 4 * values,
+        KvFormat::Q8_0 => values + 2 * channels.div_ceil(BLOCK) * PAGE_POSITIONS,
     }
 }
 
@@ -151,8 +98,8 @@ impl KvShape {
 
     const fn tile_bytes(&self, part: KvPart) -> usize {
         match part {
-            KvPart::K => self.format.tile_bytes(self.head_dim_k),
-            KvPart::V => self.format.tile_bytes(self.padded_head_dim_v()),
+            KvPart::K => tile_bytes(self.format, self.head_dim_k),
+            KvPart::V => tile_bytes(self.format, self.padded_head_dim_v()),
         }
     }
 

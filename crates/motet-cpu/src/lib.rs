@@ -2,6 +2,7 @@
 
 pub mod activations;
 pub mod attention;
+pub mod device;
 pub mod isa;
 pub mod kv;
 pub mod lanes;
@@ -11,7 +12,14 @@ pub mod panels;
 pub mod pool;
 pub mod rows;
 pub mod sampling;
+mod session_state;
 pub mod shared_rows;
+mod stage;
 #[cfg(test)]
 mod testing;
+mod weights;
 pub mod worker_scratch;
+mod workspace;
+
+pub use device::{CpuDevice, CpuOptions};
+pub use isa::Isa;

@@ -60,6 +60,11 @@ impl<'a> RowsMut<'a> {
         self.width
     }
 
+    /// Floats from the start of a row to the start of the next.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// One row of the rectangle.
     ///
     /// # Panics

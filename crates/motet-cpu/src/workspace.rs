@@ -165,12 +165,6 @@ impl Others<'_, '_> {
         self.buffers.from_column(id, at)
     }
 
-    /// Columns, to read.
-    pub(crate) fn read(&self, cols: Cols) -> Rows<'_> {
-        let stride = self.stride(cols.buffer);
-        Rows::new(self.from_column(cols.buffer, cols.at), self.buffers.rows, cols.width, stride)
-    }
-
     /// One row of a buffer.
     pub(crate) fn row(&self, id: BufferId, row: usize) -> &[f32] {
         let stride = self.stride(id);

@@ -333,9 +333,9 @@ pub enum Op {
         k: Heads,
         /// Values.
         v: Heads,
-        /// `[value heads]`, before softplus.
+        /// `[value heads]`, before softplus; overwritten by the decays.
         alpha: Cols,
-        /// `[value heads]`, before the sigmoid.
+        /// `[value heads]`, before the sigmoid; overwritten by the step sizes.
         beta: Cols,
         /// `[value heads]`, negative.
         a: WeightId,
@@ -366,7 +366,7 @@ pub enum Op {
     },
     /// Chooses each row's experts from its router logits: the `used` greatest, equal ones by lower id.
     Route {
-        /// Router logits `[experts]`.
+        /// Router logits `[experts]`; overwritten by probabilities.
         logits: Cols,
         /// How they become weights.
         gating: Gating,
@@ -506,8 +506,8 @@ impl Op {
                 t.state = Some(*state);
             }
             Op::Delta { q, k, v, alpha, beta, a, dt, state, out } => {
-                t.reads = vec![q.buffer, k.buffer, v.buffer, alpha.buffer, beta.buffer];
-                t.writes = vec![out.buffer];
+                t.reads = vec![q.buffer, k.buffer, v.buffer];
+                t.writes = vec![out.buffer, alpha.buffer, beta.buffer];
                 t.weights = vec![*a, *dt];
                 t.state = Some(*state);
             }
@@ -521,7 +521,7 @@ impl Op {
             }
             Op::Route { logits, selection_bias, out, .. } => {
                 t.reads = vec![logits.buffer];
-                t.writes = vec![out.buffer];
+                t.writes = vec![out.buffer, logits.buffer];
                 t.weights = selection_bias.iter().copied().collect();
             }
             Op::ExpertLinear { x, weight, routing, out } => {

@@ -13,12 +13,12 @@ impl WeightArena {
     /// Every matrix starts at a multiple of this many bytes.
     pub const ALIGNMENT: usize = 64;
 
-    /// Maps `bytes` bytes (at least one page).
+    /// Maps `bytes` bytes, rounded up to whole cache lines, at least one.
     ///
     /// # Errors
     /// The system's, when it refuses that much memory.
     pub fn allocate(bytes: usize) -> io::Result<WeightArena> {
-        let map = MmapOptions::new().len(bytes.max(1)).map_anon()?;
+        let map = MmapOptions::new().len(bytes.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT)).map_anon()?;
         // Only a hint: a kernel without huge pages refuses it, and small pages work as well.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);

@@ -3,6 +3,8 @@
 //! A gate is an activated row times another one; either of the two rows may take the product.
 
 use super::Heads;
+pub use motet_model::program::Activation;
+
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::math;
 
@@ -124,16 +126,6 @@ fn softcap_on_lanes<L: Lanes>(l: L, y: &mut [f32], cap: f32) {
     change(l, Softcap(cap), y);
 }
 
-/// The non-linear function of a gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// [`math::silu`]
-    Silu,
-    /// [`math::gelu_tanh`]
-    GeluTanh,
-    /// [`math::sigmoid`]
-    Sigmoid,
-}
 
 /// y = activation(y) · x
 #[derive(Clone, Copy)]

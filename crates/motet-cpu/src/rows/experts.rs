@@ -3,17 +3,10 @@
 //! An *entry* is one choice of one row: entry `row * k + rank`, rank 0 the best. Every list is by entries, so where an
 //! expert's weights lie, or when it is computed, changes nothing.
 
+pub use motet_model::program::Gating;
+
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::math;
-
-/// How router logits become probabilities.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gating {
-    /// e^(l − max) / Σ: max as an exact maximum; Σ by 16 partial sums in ascending order and one tree.
-    Softmax,
-    /// [`math::sigmoid`] of each logit.
-    Sigmoid,
-}
 
 /// How a row's experts are chosen and weighted.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -6,18 +6,11 @@
 use std::f64::consts::PI;
 
 use super::Heads;
+pub use motet_model::program::RopeStyle;
+
 use crate::isa::Isa;
 use crate::lanes::{LANES, Lanes, dispatch};
 use crate::math;
-
-/// Which elements of a head form a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// Elements 2i and 2i + 1.
-    Norm,
-    /// Elements i and i + dims / 2.
-    Neox,
-}
 
 /// How a model was stretched to longer contexts (`rope.scaling.*`).
 #[derive(Clone, Copy, Debug, PartialEq)]

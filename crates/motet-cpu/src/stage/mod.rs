@@ -1,0 +1,258 @@
+//! A stage: a range of layers with its weights, workspace and part of every session's state.
+//!
+//! Here is the order of a step; [`operations`] runs the program's operations, [`answers`] the questions to the logits.
+//! A step allocates nothing. A panic on a compute thread becomes the step's error.
+
+mod answers;
+mod operations;
+mod sizes;
+
+use bytemuck::cast_slice_mut;
+use motet_model::batch::{Commit, InFlight, Slot};
+use motet_model::device::{DeviceError, Limits, Observer, Stage};
+use motet_model::layout::WorkspaceLayout;
+use motet_model::network::Network;
+use motet_model::program::{Place as OpPlace, Program, RopeScaling};
+
+use crate::activations::ActivationBlock;
+use crate::device::unsupported;
+use crate::isa::Isa;
+use crate::kv::Segment;
+use crate::panels::WeightArena;
+use crate::pool::{Pool, WorkerPanic};
+use crate::rows::elementwise::is_finite;
+use crate::rows::rope::{Rope, RopeScaling as Scaling};
+use crate::session_state::SessionState;
+use crate::weights::Loaded;
+use crate::workspace::{Buffers, Place};
+
+pub(crate) use sizes::Sizes;
+
+/// The CPU's stage.
+pub(crate) struct CpuStage {
+    program: Program,
+    /// Operations on all rows, and those on the rows that want logits, by index into the program.
+    layers: Vec<usize>,
+    output: Vec<usize>,
+    d_model: usize,
+    limits: Limits,
+    layout: WorkspaceLayout,
+    sizes: Sizes,
+    machine: Machine,
+    state: SessionState,
+    /// The workspace for `capacity` rows.
+    workspace: Workspace,
+    capacity: usize,
+    tables: Vec<Segment<'static>>,
+    observer: Option<Box<dyn Observer>>,
+}
+
+/// What operations compute with.
+pub(crate) struct Machine {
+    isa: Isa,
+    pool: Pool,
+    weights: Vec<Loaded>,
+    ropes: Vec<Rope>,
+}
+
+/// Memory that does not survive a step.
+#[derive(Default)]
+pub(crate) struct Workspace {
+    places: Vec<Option<Place>>,
+    floats: Floats,
+    quantised: Vec<ActivationBlock>,
+    rotations: Vec<f32>,
+    attention: Vec<f32>,
+    /// Entries of experts: which there are, and their products before they go to their rows.
+    chosen: Vec<u32>,
+    entries: Vec<u32>,
+    offsets: Vec<u32>,
+    experts: Vec<f32>,
+    /// Rows that want logits, `[logit_rows, d_model]`, and their logits, `[logit_rows, vocab]`.
+    asked: Vec<f32>,
+    logits: Vec<f32>,
+    sampler: Vec<f32>,
+}
+
+/// Floats of an anonymous mapping.
+#[derive(Default)]
+struct Floats(Option<WeightArena>);
+
+impl Floats {
+    fn all(&mut self) -> &mut [f32] {
+        self.0.as_mut().map_or(&mut [], |arena| cast_slice_mut(arena.bytes_mut()))
+    }
+}
+
+impl CpuStage {
+    pub(crate) fn new(
+        network: &Network,
+        ops: Vec<usize>,
+        limits: &Limits,
+        sizes: Sizes,
+        weights: Vec<Loaded>,
+        pool: Pool,
+        isa: Isa,
+    ) -> Result<Self, DeviceError> {
+        let program = network.trunk.clone();
+        let layout = WorkspaceLayout::of(&program, &ops);
+        let is_output = |op: &usize| program.ops[*op].0 == OpPlace::Output;
+        let (output, layers) = ops.into_iter().partition(is_output);
+        let state = SessionState::new(
+            sizes.pages.clone(),
+            &limits.pages,
+            sizes.recurrent_at.clone(),
+            sizes.recurrent_floats,
+            limits.sessions,
+            limits.checkpoints,
+        )?;
+        let ropes = program.ropes.iter().map(|r| rope(r, &weights)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            layers,
+            output,
+            d_model: network.d_model,
+            limits: limits.clone(),
+            layout,
+            machine: Machine { isa, pool, weights, ropes },
+            state,
+            workspace: Workspace::default(),
+            capacity: 0,
+            tables: Vec::with_capacity(limits.batch.segments),
+            observer: None,
+            program,
+            sizes,
+        })
+    }
+
+    /// Refuses what this stage can't run, before anything changes.
+    fn check(&self, work: &InFlight) -> Result<(), DeviceError> {
+        let batch = &work.batch;
+        batch.check(self.limits.pages.len()).map_err(DeviceError::Batch)?;
+        let rows = batch.rows();
+        if rows > self.limits.batch.rows || work.hidden.len() < rows * self.d_model {
+            let (most, hidden) = (self.limits.batch.rows, work.hidden.len());
+            return Err(DeviceError::Batch(format!("{rows} rows, at most {most}; a hand-off of {hidden} floats")));
+        }
+        let vocab = self.sizes.vocab;
+        if let Some(token) = batch.tokens.iter().find(|&&t| t as usize >= vocab) {
+            return Err(DeviceError::Batch(format!("token {token}, the vocabulary has {vocab}")));
+        }
+        for s in &batch.segments {
+            if (s.slot.0 as usize) >= self.limits.sessions {
+                return Err(DeviceError::Batch(format!("slot {} of {}", s.slot.0, self.limits.sessions)));
+            }
+            if s.commit == Commit::Verify && self.sizes.recurrent_floats > 0 {
+                return Err(unsupported("verify rows through recurrent layers"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks the segments of which a row is not finite.
+    fn find_faults(&self, work: &mut InFlight) {
+        for (i, segment) in work.batch.segments.iter().enumerate() {
+            let rows = segment.rows.start as usize * self.d_model..segment.rows.end as usize * self.d_model;
+            if !is_finite(self.machine.isa, &work.hidden[rows]) {
+                work.faults.push(i as u32);
+            }
+        }
+    }
+}
+
+impl Stage for CpuStage {
+    fn reserve(&mut self, rows: usize) -> Result<(), DeviceError> {
+        let rows = rows.min(self.limits.batch.rows);
+        if rows > self.capacity {
+            self.workspace = self.sizes.allocate(rows, &self.layout, &self.program)?;
+            self.capacity = rows;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
+        self.check(work)?;
+        self.reserve(work.batch.rows())?;
+        work.answers.clear();
+        work.top.clear();
+        work.faults.clear();
+        for op in &work.batch.before {
+            self.state.apply(op);
+        }
+        let rows = work.batch.rows();
+        if rows == 0 {
+            return Ok(());
+        }
+        self.run_layers(work).map_err(panicked)?;
+        self.find_faults(work);
+        if !self.output.is_empty() {
+            self.answer(work).map_err(panicked)?;
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, kept: &[(Slot, usize)]) {
+        // Keys and values past the kept rows are dead and will be overwritten before they can be read; recurrent
+        // states have no verify rows (see `check`).
+        let _ = kept;
+    }
+
+    fn poison(&mut self, pool: usize, page: u32) {
+        self.state.poison(pool, page);
+    }
+
+    fn observe(&mut self, observer: Option<Box<dyn Observer>>) {
+        self.observer = observer;
+    }
+}
+
+impl CpuStage {
+    /// The operations on all rows.
+    fn run_layers(&mut self, work: &mut InFlight) -> Result<(), WorkerPanic> {
+        let rows = work.batch.rows();
+        let w = &mut self.workspace;
+        operations::fill_rotations(&mut self.machine, &work.batch, &mut w.rotations)?;
+        let buffers = Buffers::new(&mut work.hidden, self.d_model, w.floats.all(), &w.places, rows);
+        let mut run = operations::Run {
+            program: &self.program,
+            machine: &mut self.machine,
+            buffers,
+            batch: &work.batch,
+            state: &mut self.state,
+            tables: &mut self.tables,
+            quantised: &mut w.quantised,
+            quantised_of: None,
+            rotations: &w.rotations,
+            attention: &mut w.attention,
+            chosen: &mut w.chosen,
+            entries: &mut w.entries,
+            offsets: &mut w.offsets,
+            experts: &mut w.experts,
+            observer: self.observer.as_deref_mut(),
+        };
+        run.operations(&self.layers)
+    }
+}
+
+pub(crate) fn panicked(panic: WorkerPanic) -> DeviceError {
+    DeviceError::Panic(panic.to_string())
+}
+
+/// The rotation that the program describes.
+fn rope(rope: &motet_model::program::Rope, weights: &[Loaded]) -> Result<Rope, DeviceError> {
+    let scaling = match rope.scaling {
+        RopeScaling::None => Scaling::None,
+        RopeScaling::Linear { factor } => Scaling::Linear { factor: factor.into() },
+        RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => Scaling::Yarn {
+            factor: factor.into(),
+            original_context: original_context.into(),
+            attention_factor: attention_factor.into(),
+            beta_fast: beta_fast.into(),
+            beta_slow: beta_slow.into(),
+        },
+    };
+    let factors = match rope.factors.map(|id| &weights[id.0]) {
+        Some(Loaded::Vector(factors)) => Some(factors.as_slice()),
+        _ => None,
+    };
+    Rope::new(rope.style, rope.rot, rope.base.into(), scaling, factors).map_err(|e| unsupported(e.to_string()))
+}

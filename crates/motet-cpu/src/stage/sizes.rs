@@ -1,0 +1,157 @@
+//! How much of everything a stage takes: one place, used for the plan and for the allocation.
+
+use motet_model::device::{DeviceError, Limits};
+use motet_model::layout::{StateLayout, WorkspaceLayout};
+use motet_model::network::Network;
+use motet_model::program::{Op, Program, StateKind};
+
+use super::{Floats, Workspace};
+use crate::activations::{ActivationBlock, BLOCK};
+use crate::attention::{AttentionShape, scratch_floats};
+use crate::kv::KvShape;
+use crate::panels::WeightArena;
+use crate::sampling::scratch_len;
+use crate::session_state::PageLayout;
+use crate::worker_scratch::WorkerScratch;
+use crate::workspace::Place;
+
+/// Sizes of a stage.
+#[derive(Debug, Clone)]
+pub(crate) struct Sizes {
+    pub(crate) pages: Vec<PageLayout>,
+    pub(crate) recurrent_at: Vec<usize>,
+    pub(crate) recurrent_floats: usize,
+    pub(crate) vocab: usize,
+    d_model: usize,
+    /// Floats per row of the row buffers.
+    row_floats: usize,
+    /// Quantised blocks per row.
+    row_blocks: usize,
+    /// Floats per row of cosines and sines, all encodings.
+    row_rotations: usize,
+    /// Expert entries per row, and floats of their products.
+    row_entries: usize,
+    row_expert_floats: usize,
+    experts: usize,
+    attention_floats: usize,
+    logit_rows: usize,
+    sampler_floats: usize,
+}
+
+impl Sizes {
+    /// The sizes of a stage that runs `ops` of the trunk.
+    pub(crate) fn of(network: &Network, ops: &[usize], limits: &Limits, threads: usize) -> Result<Self, DeviceError> {
+        let program = &network.trunk;
+        let all = ops.iter().map(|&op| &program.ops[op].1);
+        let here: Vec<usize> = all.clone().filter_map(|op| op.touches().state).map(|s| s.0).collect();
+        let layout = StateLayout::of(program);
+        let (mut recurrent_at, mut recurrent_floats) = (vec![0; program.states.len()], 0);
+        for &state in &here {
+            recurrent_at[state] = recurrent_floats;
+            recurrent_floats += program.states[state].kind.recurrent_floats();
+        }
+        let (mut row_blocks, mut row_entries, mut row_expert_floats, mut experts) = (0, 0, 0, 0);
+        let (mut attention_floats, mut has_head) = (0, false);
+        for op in all {
+            match op {
+                Op::Linear { x, .. } => row_blocks = row_blocks.max(x.width.div_ceil(BLOCK)),
+                Op::Head { x, .. } => {
+                    row_blocks = row_blocks.max(x.width.div_ceil(BLOCK));
+                    has_head = true;
+                }
+                Op::ExpertLinear { x, weight, out, .. } => {
+                    row_blocks = row_blocks.max(x.count * x.dim.div_ceil(BLOCK));
+                    row_entries = row_entries.max(out.count);
+                    row_expert_floats = row_expert_floats.max(out.count * out.dim);
+                    experts = experts.max(program.weights[weight.0].shape[2]);
+                }
+                Op::Attend { q, state, scale, first, .. } => {
+                    let shape = attention_shape(program, *state, limits.kv, q.count, *scale, *first as usize);
+                    attention_floats = attention_floats.max(scratch_floats(&shape, threads, limits.context));
+                }
+                _ => {}
+            }
+        }
+        let logit_rows = if has_head { limits.logit_rows } else { 0 };
+        Ok(Self {
+            pages: PageLayout::of(program, &layout, |s| here.contains(&s), limits.kv),
+            recurrent_at,
+            recurrent_floats,
+            vocab: network.vocab,
+            d_model: network.d_model,
+            row_floats: WorkspaceLayout::of(program, ops).width,
+            row_blocks,
+            row_rotations: program.ropes.iter().map(|r| 2 * r.rot).sum(),
+            row_entries,
+            row_expert_floats,
+            experts,
+            attention_floats,
+            logit_rows,
+            sampler_floats: if has_head { WorkerScratch::floats(threads, scratch_len(network.vocab)) } else { 0 },
+        })
+    }
+
+    /// Bytes of the workspace for batches of `rows` rows, by part.
+    pub(crate) fn parts(&self, rows: usize) -> Vec<(String, u64)> {
+        let floats = |n: usize| 4 * n as u64;
+        let experts = rows * (self.row_expert_floats + 2 * self.row_entries) + self.experts;
+        [
+            ("row buffers", floats(rows * self.row_floats)),
+            ("quantised rows", (rows * self.row_blocks * size_of::<ActivationBlock>()) as u64),
+            ("rotations", floats(rows * self.row_rotations)),
+            ("attention", floats(self.attention_floats)),
+            ("experts", floats(experts)),
+            ("logits", floats(self.logit_rows * (self.d_model + self.vocab))),
+            ("sampler", floats(self.sampler_floats)),
+        ]
+        .into_iter()
+        .map(|(name, bytes)| (name.to_string(), bytes))
+        .filter(|(_, bytes)| *bytes > 0)
+        .collect()
+    }
+
+    /// The workspace for batches of `rows` rows.
+    pub(crate) fn allocate(
+        &self,
+        rows: usize,
+        layout: &WorkspaceLayout,
+        program: &Program,
+    ) -> Result<Workspace, DeviceError> {
+        let bytes = 4 * rows * self.row_floats;
+        let floats = WeightArena::allocate(bytes)
+            .map_err(|source| DeviceError::Memory { what: "workspace", bytes: bytes as u64, source })?;
+        let place = |(column, buffer): (&Option<usize>, &motet_model::program::Buffer)| {
+            column.map(|column| Place { at: column * rows, width: buffer.width })
+        };
+        Ok(Workspace {
+            places: layout.at.iter().zip(&program.buffers).map(place).collect(),
+            floats: Floats(Some(floats)),
+            quantised: vec![bytemuck::Zeroable::zeroed(); rows * self.row_blocks],
+            rotations: vec![0.0; rows * self.row_rotations],
+            attention: vec![0.0; self.attention_floats],
+            chosen: vec![0; rows * self.row_entries],
+            entries: vec![0; rows * self.row_entries],
+            offsets: vec![0; self.experts + 1],
+            experts: vec![0.0; rows * self.row_expert_floats],
+            asked: vec![0.0; self.logit_rows * self.d_model],
+            logits: vec![0.0; self.logit_rows * self.vocab],
+            sampler: vec![0.0; self.sampler_floats],
+        })
+    }
+}
+
+/// What one layer's attention is.
+pub(crate) fn attention_shape(
+    program: &Program,
+    state: motet_model::program::StateId,
+    format: motet_model::device::KvFormat,
+    heads: usize,
+    scale: f32,
+    first: usize,
+) -> AttentionShape {
+    let StateKind::Kv { heads: kv_heads, key_dim, value_dim, window } = program.states[state.0].kind else {
+        unreachable!("attention has keys and values");
+    };
+    let kv = KvShape { format, kv_heads, head_dim_k: key_dim, head_dim_v: value_dim };
+    AttentionShape { kv, heads, scale, window: window.map(|w| w as usize), first }
+}

@@ -1,0 +1,76 @@
+//! Tiny models of every architecture against transformers and a float64 reference (`tools/expected_values.py`).
+
+mod common;
+
+use common::{Way, expected, logits, prompt, tiny};
+use motet_cpu::Isa;
+use motet_gguf::Format;
+use motet_model::KvFormat;
+
+/// Architecture and the greatest difference allowed with float weights.
+const MODELS: [(&str, f32); 6] = [
+    ("llama", 1e-4),
+    ("qwen2", 1e-4),
+    ("qwen3", 1e-4),
+    ("qwen3moe", 1e-4),
+    ("gemma3", 1e-3),
+    ("qwen35", 1e-4),
+];
+
+const WAY: Way = Way { isa: Isa::Scalar, threads: 1, kv: KvFormat::F32, chunk: 512 };
+
+fn way() -> Way {
+    Way { isa: Isa::best(), ..WAY }
+}
+
+fn compare_floats(format: Format, suffix: &str) {
+    for (name, bound) in MODELS {
+        let file = tiny(name, format);
+        for p in ["a", "b", "c", "d"] {
+            let want = expected(&format!("tiny-{name}-{suffix}.{p}.logits"));
+            let got = logits(&file, way(), &prompt(p));
+            assert_eq!(got.len(), want.len());
+            let differences = got.iter().flatten().zip(want.iter().flatten()).map(|(a, b)| (a - b).abs());
+            let worst = differences.fold(0.0, f32::max);
+            println!("{name} {suffix} {p}: {worst:.1e}");
+            assert!(worst <= bound, "{name} {suffix}, prompt {p}: {worst:e} > {bound:e}");
+        }
+    }
+}
+
+#[test]
+fn f32_weights_give_the_logits_of_transformers() {
+    compare_floats(Format::F32, "f32");
+}
+
+#[test]
+fn f16_weights_give_the_logits_of_the_float64_reference() {
+    compare_floats(Format::F16, "f16");
+}
+
+/// Root mean square of the difference over that of the expected logits.
+fn relative_rms(got: &[Vec<f32>], want: &[Vec<f32>]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let (mut difference, mut whole) = (0.0, 0.0);
+    for (a, b) in got.iter().flatten().zip(want.iter().flatten()) {
+        difference += square(a - b);
+        whole += square(*b);
+    }
+    (difference / whole).sqrt()
+}
+
+#[test]
+fn q8_0_weights_are_near_the_reference_with_and_without_quantised_activations() {
+    for (name, _) in MODELS {
+        let file = tiny(name, Format::Q8_0);
+        let all: Vec<_> = ["a", "b", "c", "d"].map(|p| (p, logits(&file, way(), &prompt(p)))).into();
+        for (p, got) in &all {
+            let off = relative_rms(got, &expected(&format!("tiny-{name}-q8_0.{p}.logits")));
+            println!("{name} q8_0 {p}: {:.4} %", 100.0 * off);
+            assert!(off <= 0.002, "{name}, prompt {p}: {:.4} % from the reference with this rule", 100.0 * off);
+        }
+        let off = relative_rms(&all[1].1, &expected(&format!("tiny-{name}-q8_0.b.logits_exact")));
+        println!("{name} q8_0 exact: {:.3} %", 100.0 * off);
+        assert!(off <= 0.08, "{name}: {:.3} % from the reference with exact activations", 100.0 * off);
+    }
+}
