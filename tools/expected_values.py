@@ -11,6 +11,7 @@ TINY_DIR holds `tiny-NAME-f32.gguf` and `tiny-NAME.npz` as make_tiny.py writes t
     tiny-NAME-f16.P.logits                  reference.py (float64) on the F16 twin
     tiny-NAME-q8_0.P.logits                 reference.py on the Q8_0 twin, activations rounded by motet's rule
     tiny-NAME-q8_0.P.logits_exact           the same with unrounded activations
+    tiny-NAME-q8_0.P.routing_margin         by how much the last expert chosen beat the next one, where it was closest
 
 and twins.json has the hashes of the twins: of the tensors' bytes in file order, and of the whole file as twins.py writes it.
 """
@@ -73,6 +74,8 @@ def twin_values(name, tiny, out, scratch):
             ids = np.load(out / f"prompt.{prompt}.ids.npy")
             logits, _ = network.forward(ids)
             save(out, f"{path.stem}.{prompt}.logits", logits)
+            if kind == "q8_0" and np.isfinite(network.routing_margin).any():
+                save(out, f"{path.stem}.{prompt}.routing_margin", network.routing_margin[:, None])
             if kind == "q8_0":
                 unrounded, _ = exact.forward(ids)
                 if prompt in EXACT_PROMPTS:

@@ -207,7 +207,11 @@ class Network:
             share = softmax(scores)
         bias = self.weights.get(layer + "exp_probs_b.bias")  # for the selection only
         ranking = share if bias is None else share + bias.values
-        chosen = np.argsort(-ranking, axis=-1, kind="stable")[:, : self.key("expert_used_count")]
+        order = np.argsort(-ranking, axis=-1, kind="stable")
+        used = self.key("expert_used_count")
+        chosen = order[:, :used]
+        ranked = np.take_along_axis(ranking, order, axis=-1)
+        self.routing_margin = np.minimum(self.routing_margin, ranked[:, used - 1] - ranked[:, used])
         share = np.take_along_axis(share, chosen, -1)
         share = share / share.sum(-1, keepdims=True) * self.key("expert_weights_scale", 1.0)
         out = np.zeros_like(x)
@@ -256,7 +260,11 @@ class Network:
     # --- programs ---
 
     def forward(self, ids):
-        """Logits `[n, vocab]` and hidden rows after the output norm `[n, d]` of a whole prompt."""
+        """Logits `[n, vocab]` and hidden rows after the output norm `[n, d]` of a whole prompt.
+
+        `routing_margin` `[n]` then holds, row by row, by how much the last expert chosen beat the next one in the layer
+        where it was closest: where that is next to nothing, rounding decides and two right answers differ."""
+        self.routing_margin = np.full(len(ids), np.inf)
         x = self.vector("token_embd.weight")[np.asarray(ids)]
         if self.arch == "gemma3":
             x = x * np.sqrt(self.width)

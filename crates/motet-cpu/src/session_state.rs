@@ -24,13 +24,21 @@ pub(crate) struct PageLayout {
 
 impl PageLayout {
     /// The page layouts of a stage that runs the states for which `here` is true.
-    pub(crate) fn of(program: &Program, layout: &StateLayout, here: impl Fn(usize) -> bool, kv: KvFormat) -> Vec<Self> {
+    pub(crate) fn of(
+        program: &Program,
+        layout: &StateLayout,
+        here: impl Fn(usize) -> bool,
+        kv: KvFormat,
+    ) -> Vec<Self> {
         let of_pool = |pool: &motet_model::layout::Pool| {
             let mut stride = 0;
             let mut layers = Vec::new();
             for &state in pool.states.iter().filter(|&&s| here(s)) {
-                let StateKind::Kv { heads, key_dim, value_dim, .. } = program.states[state].kind else { continue };
-                let shape = KvShape { format: kv, kv_heads: heads, head_dim_k: key_dim, head_dim_v: value_dim };
+                let StateKind::Kv { heads, key_dim, value_dim, .. } = program.states[state].kind else {
+                    continue;
+                };
+                let shape =
+                    KvShape { format: kv, kv_heads: heads, head_dim_k: key_dim, head_dim_v: value_dim };
                 layers.push((StateId(state), KvPlace { page_stride: 0, offset: stride, shape }));
                 stride = (stride + shape.page_bytes()).next_multiple_of(64);
             }
@@ -63,7 +71,11 @@ impl SessionState {
         checkpoints: usize,
     ) -> Result<Self, DeviceError> {
         let map = |what, bytes: usize| {
-            WeightArena::allocate(bytes).map_err(|source| DeviceError::Memory { what, bytes: bytes as u64, source })
+            WeightArena::allocate(bytes).map_err(|source| DeviceError::Memory {
+                what,
+                bytes: bytes as u64,
+                source,
+            })
         };
         let pools = pages
             .into_iter()
@@ -96,11 +108,13 @@ impl SessionState {
             StateOp::Clear { slot } => self.slot(slot).fill(0.0),
             StateOp::Save { slot, into } => {
                 let from = &cast_slice(self.slots.bytes())[slot.0 as usize * n..][..n];
-                cast_slice_mut::<u8, f32>(self.checkpoints.bytes_mut())[into.0 as usize * n..][..n].copy_from_slice(from);
+                cast_slice_mut::<u8, f32>(self.checkpoints.bytes_mut())[into.0 as usize * n..][..n]
+                    .copy_from_slice(from);
             }
             StateOp::Restore { from, slot } => {
                 let saved: &[f32] = &cast_slice(self.checkpoints.bytes())[from.0 as usize * n..][..n];
-                cast_slice_mut::<u8, f32>(self.slots.bytes_mut())[slot.0 as usize * n..][..n].copy_from_slice(saved);
+                cast_slice_mut::<u8, f32>(self.slots.bytes_mut())[slot.0 as usize * n..][..n]
+                    .copy_from_slice(saved);
             }
         }
     }
@@ -167,11 +181,20 @@ impl RecurrentState<'_> {
     ///
     /// # Safety
     /// No other part that is alive has a float in common with this one.
-    pub(crate) unsafe fn part(&self, slot: Slot, from: usize, rows: usize, width: usize, stride: usize) -> RowsMut<'_> {
+    pub(crate) unsafe fn part(
+        &self,
+        slot: Slot,
+        from: usize,
+        rows: usize,
+        width: usize,
+        stride: usize,
+    ) -> RowsMut<'_> {
         let slot = slot.0 as usize;
         let end = self.at + from + (rows.max(1) - 1) * stride + width;
         assert!(slot < self.slots && end <= self.slot_floats, "slot {slot}, floats up to {end}");
         // SAFETY: within the slot by the assertion; disjoint from other parts by the caller's promise.
-        unsafe { RowsMut::from_raw(self.first.add(slot * self.slot_floats + self.at + from), rows, width, stride) }
+        unsafe {
+            RowsMut::from_raw(self.first.add(slot * self.slot_floats + self.at + from), rows, width, stride)
+        }
     }
 }

@@ -109,8 +109,11 @@ impl WeightsLayout {
         pool: &mut Pool,
     ) -> Result<Vec<Loaded>, DeviceError> {
         let bytes = self.arena_bytes as u64;
-        let mut arena = WeightArena::allocate(self.arena_bytes)
-            .map_err(|source| DeviceError::Memory { what: "weights", bytes, source })?;
+        let mut arena = WeightArena::allocate(self.arena_bytes).map_err(|source| DeviceError::Memory {
+            what: "weights",
+            bytes,
+            source,
+        })?;
         let mut loaded = vec![Loaded::Elsewhere; program.weights.len()];
         for &(id, offset) in &self.places {
             let weight = &program.weights[id.0];

@@ -43,7 +43,11 @@ impl<'a> Buffers<'a> {
     ) -> Self {
         assert!(rows * d_model <= residual.len(), "{rows} rows in a hand-off of {} floats", residual.len());
         for place in places.iter().flatten() {
-            assert!(place.at + rows * place.width <= floats.len(), "{rows} rows at {place:?} of {}", floats.len());
+            assert!(
+                place.at + rows * place.width <= floats.len(),
+                "{rows} rows at {place:?} of {}",
+                floats.len()
+            );
         }
         let (residual, floats) = (residual.as_mut_ptr(), floats.as_mut_ptr());
         Self { residual, floats, places, d_model, rows, borrow: PhantomData }
@@ -77,19 +81,19 @@ impl<'a> Buffers<'a> {
     }
 
     /// The rows of a buffer from its column `at` on, to read.
-    pub(crate) fn from_column(&self, id: BufferId, at: usize) -> &[f32] {
+    pub(crate) fn tail_from(&self, id: BufferId, at: usize) -> &[f32] {
         &self.floats(id)[at.min(self.rows * self.stride(id))..]
     }
 
     /// Columns, to read.
     pub(crate) fn read(&self, cols: Cols) -> Rows<'_> {
-        Rows::new(self.from_column(cols.buffer, cols.at), self.rows, cols.width, self.stride(cols.buffer))
+        Rows::new(self.tail_from(cols.buffer, cols.at), self.rows, cols.width, self.stride(cols.buffer))
     }
 
     /// Columns, as input of a product with float weights.
     pub(crate) fn product_input(&self, cols: Cols) -> matmul::Rows<'_> {
         let stride = self.stride(cols.buffer);
-        matmul::Rows::float(self.from_column(cols.buffer, cols.at), self.rows, cols.width, stride)
+        matmul::Rows::float(self.tail_from(cols.buffer, cols.at), self.rows, cols.width, stride)
     }
 
     /// All columns of a buffer, to write.
@@ -125,7 +129,10 @@ impl<'a> Buffers<'a> {
                 self.apart(c.buffer, o.buffer)
                     || (c.buffer == o.buffer && (c.at + c.width <= o.at || o.at + o.width <= c.at))
             };
-            assert!(cols[..i].iter().all(apart) && self.apart(c.buffer, read), "outputs overlap: {cols:?}, {read:?}");
+            assert!(
+                cols[..i].iter().all(apart) && self.apart(c.buffer, read),
+                "outputs overlap: {cols:?}, {read:?}"
+            );
             let (start, stride) = self.buffer(c.buffer);
             assert!(c.at + c.width <= stride, "columns {c:?} of a buffer of {stride}");
             // SAFETY: the columns lie within the buffer, whose extent `new` checked; the assertion above makes the
@@ -160,15 +167,15 @@ impl Others<'_, '_> {
     ///
     /// # Panics
     /// If the buffer overlaps the one that is written.
-    pub(crate) fn from_column(&self, id: BufferId, at: usize) -> &[f32] {
+    pub(crate) fn tail_from(&self, id: BufferId, at: usize) -> &[f32] {
         assert!(self.buffers.apart(id, self.written), "{id:?} is being written");
-        self.buffers.from_column(id, at)
+        self.buffers.tail_from(id, at)
     }
 
     /// One row of a buffer.
     pub(crate) fn row(&self, id: BufferId, row: usize) -> &[f32] {
         let stride = self.stride(id);
-        &self.from_column(id, 0)[row * stride..][..stride]
+        &self.tail_from(id, 0)[row * stride..][..stride]
     }
 
     /// Floats from a row of the buffer to the next.

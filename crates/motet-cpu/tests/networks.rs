@@ -1,5 +1,7 @@
 //! Tiny models of every architecture against transformers and a float64 reference (`tools/expected_values.py`).
 
+#![allow(clippy::print_stdout, reason = "the measured differences")]
+
 mod common;
 
 use common::{Way, expected, logits, prompt, tiny};
@@ -59,18 +61,36 @@ fn relative_rms(got: &[Vec<f32>], want: &[Vec<f32>]) -> f64 {
     (difference / whole).sqrt()
 }
 
+/// The rows before the first for which the choice of experts is a near tie: from there on rounding decides which
+/// of two right answers comes out, and a row's keys carry it on.
+fn before_a_routing_tie(name: &str, prompt: &str, rows: usize) -> usize {
+    const NEAR: f32 = 5e-4;
+    if name != "qwen3moe" {
+        return rows;
+    }
+    let margins = expected(&format!("tiny-{name}-q8_0.{prompt}.routing_margin"));
+    margins.iter().position(|m| m[0] < NEAR).unwrap_or(rows)
+}
+
 #[test]
 fn q8_0_weights_are_near_the_reference_with_and_without_quantised_activations() {
     for (name, _) in MODELS {
         let file = tiny(name, Format::Q8_0);
-        let all: Vec<_> = ["a", "b", "c", "d"].map(|p| (p, logits(&file, way(), &prompt(p)))).into();
-        for (p, got) in &all {
-            let off = relative_rms(got, &expected(&format!("tiny-{name}-q8_0.{p}.logits")));
-            println!("{name} q8_0 {p}: {:.4} %", 100.0 * off);
-            assert!(off <= 0.002, "{name}, prompt {p}: {:.4} % from the reference with this rule", 100.0 * off);
+        for p in ["a", "b", "c", "d"] {
+            let got = logits(&file, way(), &prompt(p));
+            let want = expected(&format!("tiny-{name}-q8_0.{p}.logits"));
+            let certain = before_a_routing_tie(name, p, got.len());
+            let off = relative_rms(&got[..certain], &want[..certain]);
+            println!("{name} q8_0 {p}: {:.4} % over {certain} of {} rows", 100.0 * off, got.len());
+            // Where x / d is within f32 rounding of a half, one of the two sides rounds an activation the other way. That
+            // is a step of 1/127 in one value of one row: 0.2 % covers it in dense models, an expert's weight
+            // makes it 1 %.
+            let bound = if name == "qwen3moe" { 0.01 } else { 0.002 };
+            assert!(certain > 0 && off <= bound, "{name}, prompt {p}: {:.4} % from this rule", 100.0 * off);
+            let exact = if p == "b" { expected(&format!("tiny-{name}-q8_0.b.logits_exact")) } else { want };
+            let off = relative_rms(&got, &exact);
+            println!("{name} q8_0 {p}: {:.3} % over all rows", 100.0 * off);
+            assert!(off <= 0.08, "{name}, prompt {p}: {:.3} % from exact activations", 100.0 * off);
         }
-        let off = relative_rms(&all[1].1, &expected(&format!("tiny-{name}-q8_0.b.logits_exact")));
-        println!("{name} q8_0 exact: {:.3} %", 100.0 * off);
-        assert!(off <= 0.08, "{name}: {:.3} % from the reference with exact activations", 100.0 * off);
     }
 }

@@ -147,7 +147,7 @@ pub enum RopeScaling {
         factor: f32,
         /// Trained context.
         original_context: u32,
-        /// Factor on queries and keys; the formula's where the file has none.
+        /// Multiplies the growth of queries and keys, 1 + 0.1·ln(factor); 1 where the file has none.
         attention_factor: f32,
         /// Ramp's ends, in rotations over the trained context.
         beta_fast: f32,

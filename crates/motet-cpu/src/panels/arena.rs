@@ -18,7 +18,9 @@ impl WeightArena {
     /// # Errors
     /// The system's, when it refuses that much memory.
     pub fn allocate(bytes: usize) -> io::Result<WeightArena> {
-        let map = MmapOptions::new().len(bytes.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT)).map_anon()?;
+        let map = MmapOptions::new()
+            .len(bytes.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT))
+            .map_anon()?;
         // Only a hint: a kernel without huge pages refuses it, and small pages work as well.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);

@@ -126,7 +126,6 @@ fn softcap_on_lanes<L: Lanes>(l: L, y: &mut [f32], cap: f32) {
     change(l, Softcap(cap), y);
 }
 
-
 /// y = activation(y) · x
 #[derive(Clone, Copy)]
 struct ActivateY(Activation);

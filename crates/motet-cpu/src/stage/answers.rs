@@ -45,7 +45,9 @@ impl CpuStage {
             row.copy_from_slice(&work.hidden[ask.row as usize * d..][..d]);
         }
         let (head, before) = self.output.split_last().expect("a stage with a head");
-        let Op::Head { x, weight, softcap: cap } = self.program.ops[*head].1 else { unreachable!("the last is the head") };
+        let Op::Head { x, weight, softcap: cap } = self.program.ops[*head].1 else {
+            unreachable!("the last is the head")
+        };
         let buffers = Buffers::new(&mut w.asked, d, w.floats.all(), &w.places, count);
         let mut run = Run {
             program: &self.program,
@@ -147,7 +149,13 @@ fn answer(
 
 impl Run<'_> {
     /// Logits `[rows, vocab]` of all rows of the buffers.
-    fn head(&mut self, x: Cols, weight: WeightId, cap: Option<f32>, logits: &mut [f32]) -> Result<(), WorkerPanic> {
+    fn head(
+        &mut self,
+        x: Cols,
+        weight: WeightId,
+        cap: Option<f32>,
+        logits: &mut [f32],
+    ) -> Result<(), WorkerPanic> {
         let Machine { isa, pool, weights, .. } = &mut *self.machine;
         let Loaded::Matrix(matrix) = &weights[weight.0] else { unreachable!("a head is a matrix") };
         if let Some(observer) = self.observer.as_deref_mut() {

@@ -131,7 +131,9 @@ impl CpuStage {
         let rows = batch.rows();
         if rows > self.limits.batch.rows || work.hidden.len() < rows * self.d_model {
             let (most, hidden) = (self.limits.batch.rows, work.hidden.len());
-            return Err(DeviceError::Batch(format!("{rows} rows, at most {most}; a hand-off of {hidden} floats")));
+            return Err(DeviceError::Batch(format!(
+                "{rows} rows, at most {most}; a hand-off of {hidden} floats"
+            )));
         }
         let vocab = self.sizes.vocab;
         if let Some(token) = batch.tokens.iter().find(|&&t| t as usize >= vocab) {
@@ -242,17 +244,20 @@ fn rope(rope: &motet_model::program::Rope, weights: &[Loaded]) -> Result<Rope, D
     let scaling = match rope.scaling {
         RopeScaling::None => Scaling::None,
         RopeScaling::Linear { factor } => Scaling::Linear { factor: factor.into() },
-        RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => Scaling::Yarn {
-            factor: factor.into(),
-            original_context: original_context.into(),
-            attention_factor: attention_factor.into(),
-            beta_fast: beta_fast.into(),
-            beta_slow: beta_slow.into(),
-        },
+        RopeScaling::Yarn { factor, original_context, attention_factor, beta_fast, beta_slow } => {
+            Scaling::Yarn {
+                factor: factor.into(),
+                original_context: original_context.into(),
+                attention_factor: attention_factor.into(),
+                beta_fast: beta_fast.into(),
+                beta_slow: beta_slow.into(),
+            }
+        }
     };
     let factors = match rope.factors.map(|id| &weights[id.0]) {
         Some(Loaded::Vector(factors)) => Some(factors.as_slice()),
         _ => None,
     };
-    Rope::new(rope.style, rope.rot, rope.base.into(), scaling, factors).map_err(|e| unsupported(e.to_string()))
+    Rope::new(rope.style, rope.rot, rope.base.into(), scaling, factors)
+        .map_err(|e| unsupported(e.to_string()))
 }

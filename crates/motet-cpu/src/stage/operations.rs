@@ -6,7 +6,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use motet_model::batch::{Batch, PAGE};
+use motet_model::batch::Batch;
 use motet_model::device::Observer;
 use motet_model::program::{
     Activation, BufferId, Cols, Heads, Op, Program, RESIDUAL, StateId, StateKind, WeightId,
@@ -22,7 +22,7 @@ use crate::matmul;
 use crate::panels::{PANEL, PackedMatrix};
 use crate::pool::{Pool, WorkerPanic};
 use crate::rows::convolution::convolve_silu;
-use crate::rows::elementwise::{add, activate_times, scale, times_activated};
+use crate::rows::elementwise::{activate_times, add, scale, times_activated};
 use crate::rows::experts::{Routing, combine, entries_by_expert, route};
 use crate::rows::gated_delta::{DeltaInputs, decay_and_step, gated_delta};
 use crate::rows::norm::{l2_norm, rms_norm, rms_norm_in_place};
@@ -59,14 +59,19 @@ pub(super) struct Run<'a> {
 }
 
 /// The cosines and sines of all rows, encoding by encoding: `[rows, table]` each.
-pub(super) fn fill_rotations(machine: &mut Machine, batch: &Batch, out: &mut [f32]) -> Result<(), WorkerPanic> {
+pub(super) fn fill_rotations(
+    machine: &mut Machine,
+    batch: &Batch,
+    out: &mut [f32],
+) -> Result<(), WorkerPanic> {
     let rows = batch.rows();
     let mut rest = out;
     for rope in &machine.ropes {
         let len = rope.table_len();
         let (table, behind) = rest.split_at_mut(rows * len);
         rest = behind;
-        let mut positions = batch.segments.iter().flat_map(|s| s.first_position..s.first_position + s.rows.len() as u32);
+        let mut positions =
+            batch.segments.iter().flat_map(|s| s.first_position..s.first_position + s.rows.len() as u32);
         for row in table.chunks_exact_mut(len) {
             if let Some(position) = positions.next() {
                 rope.fill(position, row);
@@ -93,7 +98,9 @@ impl Run<'_> {
                 Op::Embed { table, scale, out } => self.embed(*table, *scale, *out)?,
                 Op::Norm { x, weight, eps, out } => self.norm(*x, *weight, *eps, *out)?,
                 Op::UnitNorm { x, eps, scale } => {
-                    self.in_place(x.buffer, x.count * x.dim, |isa, _, row| l2_norm(isa, row, in_row(*x), *scale, *eps))?;
+                    self.in_place(x.buffer, x.count * x.dim, |isa, _, row| {
+                        l2_norm(isa, row, in_row(*x), *scale, *eps)
+                    })?;
                 }
                 Op::Linear { x, .. } => {
                     let same = |op: &usize| matches!(&program.ops[*op].1, Op::Linear { x: o, .. } if o == x);
@@ -115,7 +122,9 @@ impl Run<'_> {
                     let routing = Routing { gating: *gating, renormalise: *normalise, scale: *scale };
                     self.route(*logits, *selection_bias, routing, *used, *out);
                 }
-                Op::ExpertLinear { x, weight, routing, out } => self.expert_linear(*x, *weight, *routing, *out)?,
+                Op::ExpertLinear { x, weight, routing, out } => {
+                    self.expert_linear(*x, *weight, *routing, *out)?
+                }
                 Op::Combine { x, routing, out } => self.combine(*x, *routing, *out)?,
                 Op::Head { .. } => unreachable!("the head runs on the rows that want logits"),
             }
@@ -195,7 +204,10 @@ impl Run<'_> {
         let (isa, cost) = (self.machine.isa, 4 * out.count * out.dim);
         if gate.buffer == x.buffer {
             // The two are columns of the same rows: head by head, gate before x.
-            assert!(out == gate && gate.at + gate.dim <= x.at && gate.stride == x.stride, "{gate:?} {x:?} {out:?}");
+            assert!(
+                out == gate && gate.at + gate.dim <= x.at && gate.stride == x.stride,
+                "{gate:?} {x:?} {out:?}"
+            );
             return for_rows(&mut self.machine.pool, self.buffers.write(out.buffer), cost, |_, row| {
                 let whole = rows::Heads::whole(gate.dim);
                 for h in 0..gate.count {
@@ -246,9 +258,8 @@ impl Run<'_> {
         let stride = self.buffers.stride(x.buffer);
         let (mut outs, values) = self.buffers.write_columns::<FUSED>(cols, x.buffer);
         let floats = matmul::Rows::float(&values[x.at.min(values.len())..], rows, x.width, stride);
-        let blocks = quantised.then(|| {
-            matmul::Rows::quantised(&self.quantised[..rows * (x.width / BLOCK)], rows, x.width)
-        });
+        let blocks = quantised
+            .then(|| matmul::Rows::quantised(&self.quantised[..rows * (x.width / BLOCK)], rows, x.width));
         let panels: usize = matrices.iter().flatten().map(|(m, _)| m.shape().panel_count()).sum();
         let per_task = panels_per_task(panels, pool.threads());
         let mut tiles = [const { None }; FUSED];
@@ -298,18 +309,26 @@ impl Run<'_> {
             rows: s.rows.len(),
             pages: self.batch.table(s, pool_of),
         }));
-        debug_assert_eq!(PAGE, crate::kv::PAGE_POSITIONS);
         let Machine { isa, pool, .. } = &mut *self.machine;
-        let head_rows = |values, stride, h: Heads| HeadRows { values, row_stride: stride, head_stride: h.stride };
+        let head_rows =
+            |values, stride, h: Heads| HeadRows { values, row_stride: stride, head_stride: h.stride };
         let (write, others) = self.buffers.write_beside(out.buffer);
-        let view = |h: Heads| head_rows(others.from_column(h.buffer, h.at), others.stride(h.buffer), h);
-        let done = write_segments(*isa, pool, &self.state.pages_mut(state), &segments, view(k), view(v)).and_then(|()| {
-            let pages = self.state.pages(state);
-            let shape = attention_shape(self.program, state, pages.shape().format, q.count, scale, first as usize);
-            let (_, write) = write.split_columns(out.at);
-            let (write, _) = write.split_columns(out.count * out.dim);
-            attend(*isa, pool, &shape, &pages, &segments, view(q), write, self.attention)
-        });
+        let view = |h: Heads| head_rows(others.tail_from(h.buffer, h.at), others.stride(h.buffer), h);
+        let done = write_segments(*isa, pool, &self.state.pages_mut(state), &segments, view(k), view(v))
+            .and_then(|()| {
+                let pages = self.state.pages(state);
+                let shape = attention_shape(
+                    self.program,
+                    state,
+                    pages.shape().format,
+                    q.count,
+                    scale,
+                    first as usize,
+                );
+                let (_, write) = write.split_columns(out.at);
+                let (write, _) = write.split_columns(out.count * out.dim);
+                attend(*isa, pool, &shape, &pages, &segments, view(q), write, self.attention)
+            });
         *self.tables = recycle(segments);
         done
     }
@@ -337,7 +356,7 @@ impl Run<'_> {
                 )
             };
             let stride = others.stride(x.buffer);
-            let x = others.from_column(x.buffer, rows.start * stride + x.at + from);
+            let x = others.tail_from(x.buffer, rows.start * stride + x.at + from);
             let x = Rows::new(x, rows.len(), width, stride);
             let taps = Rows::new(&taps[from..], kernel, width, channels);
             convolve_silu(isa, &mut out, x, taps, &mut state);
@@ -359,7 +378,14 @@ impl Run<'_> {
         }
     }
 
-    fn delta(&mut self, qkv: [Heads; 3], alpha: Cols, beta: Cols, state: StateId, out: Heads) -> Result<(), WorkerPanic> {
+    fn delta(
+        &mut self,
+        qkv: [Heads; 3],
+        alpha: Cols,
+        beta: Cols,
+        state: StateId,
+        out: Heads,
+    ) -> Result<(), WorkerPanic> {
         let StateKind::Delta { heads, key_dim, value_dim } = self.program.states[state.0].kind else {
             unreachable!("the delta rule has matrices");
         };
@@ -379,7 +405,7 @@ impl Run<'_> {
             };
             let view = |buffer, at: usize, width| {
                 let stride = others.stride(buffer);
-                Rows::new(others.from_column(buffer, rows.start * stride + at), rows.len(), width, stride)
+                Rows::new(others.tail_from(buffer, rows.start * stride + at), rows.len(), width, stride)
             };
             let of_head = |h: Heads| view(h.buffer, h.at + head % h.count * h.stride, h.dim);
             let [q, k, v] = qkv.map(of_head);
@@ -408,7 +434,13 @@ impl Run<'_> {
         }
     }
 
-    fn expert_linear(&mut self, x: Heads, weight: WeightId, routing: Cols, out: Heads) -> Result<(), WorkerPanic> {
+    fn expert_linear(
+        &mut self,
+        x: Heads,
+        weight: WeightId,
+        routing: Cols,
+        out: Heads,
+    ) -> Result<(), WorkerPanic> {
         let Machine { isa, pool, weights, .. } = &mut *self.machine;
         let (isa, rows, used, n) = (*isa, self.buffers.rows(), out.count, out.dim);
         let Loaded::Experts(matrices) = &weights[weight.0] else { unreachable!("experts have matrices") };
@@ -423,7 +455,10 @@ impl Run<'_> {
         // One row of input serves all ranks, or there is one for each.
         let cols = Cols { buffer: x.buffer, at: x.at, width: (x.count - 1) * x.stride + x.dim };
         let stride = self.buffers.stride(x.buffer);
-        assert!(x.count == 1 || x.stride * x.count == stride, "the ranks' inputs are not evenly apart: {x:?}");
+        assert!(
+            x.count == 1 || x.stride * x.count == stride,
+            "the ranks' inputs are not evenly apart: {x:?}"
+        );
         let of_entry = |entry: u32| if x.count == 1 { entry as usize / used } else { entry as usize };
         if let Some(observer) = self.observer.as_deref_mut() {
             let tensor = &self.program.weights[weight.0].tensor;
@@ -447,7 +482,7 @@ impl Run<'_> {
             true => matmul::Rows::quantised(&self.quantised[..inputs * (x.dim / BLOCK)], inputs, x.dim),
             false => {
                 let stride = if x.count == 1 { stride } else { x.stride };
-                matmul::Rows::float(self.buffers.from_column(x.buffer, x.at), inputs, x.dim, stride)
+                matmul::Rows::float(self.buffers.tail_from(x.buffer, x.at), inputs, x.dim, stride)
             }
         };
         // An entry's row of input, by expert.
@@ -607,10 +642,18 @@ impl<'a> Shared<'a> {
     /// # Safety
     /// No other part that is alive has a float in common with this one.
     unsafe fn part(&self, rows: std::ops::Range<usize>, column: usize, width: usize) -> RowsMut<'_> {
-        assert!(rows.start < rows.end && rows.end <= self.rows && column + width <= self.width, "{rows:?} {column}");
+        assert!(
+            rows.start < rows.end && rows.end <= self.rows && column + width <= self.width,
+            "{rows:?} {column}"
+        );
         // SAFETY: within the rectangle by the assertion; disjoint from other parts by the caller's promise.
         unsafe {
-            RowsMut::from_raw(self.first.add(rows.start * self.stride + column), rows.len(), width, self.stride)
+            RowsMut::from_raw(
+                self.first.add(rows.start * self.stride + column),
+                rows.len(),
+                width,
+                self.stride,
+            )
         }
     }
 }

@@ -40,7 +40,12 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     /// The sizes of a stage that runs `ops` of the trunk.
-    pub(crate) fn of(network: &Network, ops: &[usize], limits: &Limits, threads: usize) -> Result<Self, DeviceError> {
+    pub(crate) fn of(
+        network: &Network,
+        ops: &[usize],
+        limits: &Limits,
+        threads: usize,
+    ) -> Result<Self, DeviceError> {
         let program = &network.trunk;
         let all = ops.iter().map(|&op| &program.ops[op].1);
         let here: Vec<usize> = all.clone().filter_map(|op| op.touches().state).map(|s| s.0).collect();
@@ -87,7 +92,11 @@ impl Sizes {
             experts,
             attention_floats,
             logit_rows,
-            sampler_floats: if has_head { WorkerScratch::floats(threads, scratch_len(network.vocab)) } else { 0 },
+            sampler_floats: if has_head {
+                WorkerScratch::floats(threads, scratch_len(network.vocab))
+            } else {
+                0
+            },
         })
     }
 
@@ -118,8 +127,11 @@ impl Sizes {
         program: &Program,
     ) -> Result<Workspace, DeviceError> {
         let bytes = 4 * rows * self.row_floats;
-        let floats = WeightArena::allocate(bytes)
-            .map_err(|source| DeviceError::Memory { what: "workspace", bytes: bytes as u64, source })?;
+        let floats = WeightArena::allocate(bytes).map_err(|source| DeviceError::Memory {
+            what: "workspace",
+            bytes: bytes as u64,
+            source,
+        })?;
         let place = |(column, buffer): (&Option<usize>, &motet_model::program::Buffer)| {
             column.map(|column| Place { at: column * rows, width: buffer.width })
         };

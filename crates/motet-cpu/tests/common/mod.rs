@@ -1,11 +1,15 @@
 //! Runs a tiny model's prompts through a stage, the way an engine would, and reads the expected values.
 
+#![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, reason = "each test uses its part")]
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use motet_cpu::{CpuDevice, CpuOptions, Isa};
 use motet_gguf::{Format, ModelFile};
-use motet_model::batch::{Ask, BatchLimits, Commit, InFlight, MAX_POOLS, NO_PAGE, Segment, Slot, StateOp, Want};
+use motet_model::batch::{
+    Ask, BatchLimits, Commit, InFlight, MAX_POOLS, NO_PAGE, Segment, Slot, StateOp, Want,
+};
 use motet_model::{Device, KvFormat, Limits, Network, Observer, PAGE, Stage};
 
 /// A file of the repository's fixtures.
