@@ -84,8 +84,8 @@ fn q8_0_weights_are_near_the_reference_with_and_without_quantised_activations() 
             println!("{name} q8_0 {p}: {:.4} % over {certain} of {} rows", 100.0 * off, got.len());
             // Where x / d is within f32 rounding of a half, one side rounds an activation the other way: a step of
             // 1/127 in one value of one row, which later rows see through its keys. It happens once in some 10⁵
-            // values: most prompts are exact, the others are off by some 0.2 %, or 1 % behind an expert's weight.
-            let bound = if name == "qwen3moe" { 0.01 } else { 0.003 };
+            // values: most prompts are exact, the others off by some 0.2 %; expert weights and recurrences make it 1 %.
+            let bound = if matches!(name, "qwen3moe" | "qwen35") { 0.01 } else { 0.003 };
             assert!(certain > 0 && off <= bound, "{name}, prompt {p}: {:.4} % from this rule", 100.0 * off);
             let exact = if p == "b" { expected(&format!("tiny-{name}-q8_0.b.logits_exact")) } else { want };
             let off = relative_rms(&got, &exact);
