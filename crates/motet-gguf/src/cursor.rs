@@ -3,7 +3,6 @@
 use crate::error::GgufError;
 
 /// A position in a file's bytes.
-#[derive(Clone)]
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,

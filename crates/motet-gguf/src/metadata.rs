@@ -69,6 +69,13 @@ impl fmt::Display for ValueType {
     }
 }
 
+/// Takes `N` bytes off the front of bytes that `check` has accepted.
+fn raw<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
+    let (head, tail) = bytes.split_first_chunk::<N>().expect("checked when the file was opened");
+    *bytes = tail;
+    *head
+}
+
 /// A metadata value, borrowed from the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
@@ -125,11 +132,6 @@ impl<'a> Value<'a> {
 
     /// Takes one value off the front of bytes that `check` has accepted.
     fn decode(kind: ValueType, bytes: &mut &'a [u8]) -> Value<'a> {
-        fn raw<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
-            let (head, tail) = bytes.split_first_chunk::<N>().expect("checked when the file was opened");
-            *bytes = tail;
-            *head
-        }
         match kind {
             ValueType::U8 => Value::U8(u8::from_le_bytes(raw(bytes))),
             ValueType::I8 => Value::I8(i8::from_le_bytes(raw(bytes))),
@@ -149,9 +151,7 @@ impl<'a> Value<'a> {
                 Value::String(std::str::from_utf8(text).expect("checked when the file was opened"))
             }
             ValueType::Array => {
-                let number = u32::from_le_bytes(raw(bytes));
-                let kind = ValueType::from_number(number).expect("checked when the file was opened");
-                let len = u64::from_le_bytes(raw(bytes)) as usize;
+                let (kind, len) = Array::decode_head(bytes);
                 let start = *bytes;
                 match kind.size() {
                     Some(size) => *bytes = &bytes[len * size..],
@@ -216,6 +216,12 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
+    /// Takes the element type and the number of elements off the front of bytes that `check` has accepted.
+    fn decode_head(bytes: &mut &[u8]) -> (ValueType, usize) {
+        let kind = ValueType::from_number(u32::from_le_bytes(raw(bytes)));
+        (kind.expect("checked when the file was opened"), u64::from_le_bytes(raw(bytes)) as usize)
+    }
+
     /// The type of the elements.
     pub fn element_type(&self) -> ValueType {
         self.kind
@@ -454,7 +460,13 @@ impl Metadata {
     }
 
     fn value(&self, entry: &Entry) -> Value<'_> {
-        Value::decode(entry.kind, &mut &self.file.bytes()[entry.value.clone()])
+        let mut bytes = &self.file.bytes()[entry.value.clone()];
+        if entry.kind == ValueType::Array {
+            // Where it ends is known: no walk over a quarter of a million strings.
+            let (kind, len) = Array::decode_head(&mut bytes);
+            return Value::Array(Array { kind, len, bytes });
+        }
+        Value::decode(entry.kind, &mut bytes)
     }
 }
 
