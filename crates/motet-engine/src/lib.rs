@@ -3,6 +3,28 @@
 //! A front end submits a [`Request`] to the [`Engine`] and reads its [`Stream`]. Behind the façade one thread fills
 //! batches from all sessions and drives a device through the contract of `motet-model`. This crate knows no
 //! arithmetic, no text and no HTTP.
+//!
+//! The rooms, in the order data flows: `request` and `stream` (what goes in and comes out), `queue` (the one bounded
+//! queue), `engine` (façade and thread), `scheduler` (which rows run, what their answers mean), `session` and
+//! `sampling` (one conversation), `prefix`, `pages` and `checkpoints` (what is remembered of whom), `costs` (how long
+//! rows take), `metrics`; and [`plan`], which sizes all of it beforehand, and [`scripted`], a device to test it on.
+//!
+//! ```
+//! use motet_engine::scripted::{Script, Scripted, Sketch};
+//! use motet_engine::{Event, Options, Request};
+//!
+//! let device = Scripted::new(Script::Random { end: None, mean: 100 });
+//! let engine = device.start(&Sketch::default(), &Options::default())?;
+//! let mut stream = engine.submit(Request { max_tokens: Some(3), ..Request::new(vec![7, 8, 9]) })?;
+//! let mut tokens = Vec::new();
+//! while let Some(event) = stream.blocking_next() {
+//!     if let Event::Token { scored, .. } = event {
+//!         tokens.push(scored.token);
+//!     }
+//! }
+//! assert_eq!(tokens.len(), 3);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod clock;
 pub mod plan;

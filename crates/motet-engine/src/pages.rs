@@ -152,6 +152,11 @@ impl Pages {
         self.holders[page as usize] > 0
     }
 
+    /// Whether the prefix cache knows the page's content.
+    pub(crate) fn is_kept(&self, page: u32) -> bool {
+        self.kept[page as usize]
+    }
+
     /// The free pages that were not poisoned since they became free; they count as poisoned now.
     pub(crate) fn take_unpoisoned(&mut self) -> &[u32] {
         let from = std::mem::replace(&mut self.poisoned, self.free.len());

@@ -151,7 +151,8 @@ impl PrefixCache {
         self.pages.at_rest() && self.windows.iter().all(|w| w.pages.at_rest())
     }
 
-    /// Whether everything known of blocks, their sliding-window pages and their checkpoints fits together.
+    /// Whether everything known fits together: every known block's parent is known, and sliding-window pages and
+    /// checkpoints belong to the blocks that name them.
     pub(crate) fn is_consistent(&self) -> bool {
         let owned = |(w, window): (usize, &WindowPool)| {
             let owners = window.owner.iter().enumerate().filter(|&(_, &block)| block != NONE);
@@ -159,7 +160,12 @@ impl PrefixCache {
             owners.clone().count() == kept
                 && owners.clone().all(|(page, &block)| self.blocks[block as usize].windowed[w] == page as u32)
         };
-        self.windows.iter().enumerate().all(owned) && self.checkpoints.is_consistent(&self.blocks)
+        let known = |block: &u32| self.pages.is_kept(*block);
+        let orphan =
+            |block: u32| Some(self.blocks[block as usize].parent).is_some_and(|p| p != NONE && !known(&p));
+        !(0..self.blocks.len() as u32).filter(known).any(orphan)
+            && self.windows.iter().enumerate().all(owned)
+            && self.checkpoints.is_consistent(&self.blocks)
     }
 
     /// The deepest border, at most `limit` tokens deep, from which a conversation that begins with `tokens` can go

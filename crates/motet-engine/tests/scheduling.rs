@@ -123,6 +123,24 @@ fn eight_clients_without_a_limit_on_a_pool_of_two_contexts_all_finish_with_their
 }
 
 #[test]
+fn who_has_a_place_has_room_for_256_tokens_whatever_the_others_do() {
+    // One context of 16 pages: a prompt of 50 and its headroom take 5, so three sessions have a place at once.
+    let mut options = options(8, 1024);
+    options.memory = Some(Rig::new(SKETCHES[0], random(9), &options).engine.plan().smallest_memory);
+    let mut rig = Rig::new(SKETCHES[0], random(1_000_000), &options);
+    assert_eq!(rig.engine.plan().pages, [16]);
+    let rng = &mut Rng(1);
+    let _streams: Vec<Stream> =
+        (0..8).map(|_| rig.engine.submit(endless(rng.tokens(50), 256)).unwrap()).collect();
+    let mut most = 0;
+    while rig.driver.turn() == Turn::Ran {
+        most = most.max(rig.engine.metrics().num_requests_running);
+    }
+    assert_eq!((most, rig.engine.metrics().num_preemptions), (3, 0));
+    assert_eq!(rig.engine.metrics().finished_length, 8);
+}
+
+#[test]
 fn the_oldest_is_never_interrupted() {
     let mut options = options(4, 1024);
     options.memory = Some(Rig::new(SKETCHES[0], random(9), &options).engine.plan().smallest_memory);

@@ -90,7 +90,9 @@ impl Rig {
 
     /// What each choice of this request must answer.
     pub fn expected(&self, request: &Request) -> Vec<Answer> {
-        (0..request.choices).map(|choice| expected(self, request, choice)).collect()
+        let context = self.engine.limits().context;
+        let one = |choice| expected(self.sketch, &self.script, context, request, choice);
+        (0..request.choices).map(one).collect()
     }
 
     /// Submits, runs everything, and returns the answers.
@@ -102,9 +104,9 @@ impl Rig {
 }
 
 /// One choice, computed from its tokens alone.
-pub fn expected(rig: &Rig, request: &Request, choice: u32) -> Answer {
+pub fn expected(sketch: Sketch, script: &Script, context: usize, request: &Request, choice: u32) -> Answer {
     let mut out = Answer::default();
-    let mut solo = Solo::new(rig.sketch, rig.script.clone());
+    let mut solo = Solo::new(sketch, script.clone());
     for (i, &token) in request.prompt.iter().enumerate() {
         if i > 0 && choice == 0 && request.prompt_logprobs.is_some() {
             out.scores.push((token, solo.logprob(token)));
@@ -128,7 +130,7 @@ pub fn expected(rig: &Rig, request: &Request, choice: u32) -> Answer {
     let penalties = o.repetition_penalty != 1.0 || o.frequency_penalty != 0.0 || o.presence_penalty != 0.0;
     let mut seen: BTreeMap<u32, u32> = request.prompt.iter().map(|&t| (t, 0)).collect();
     let mut cut = request.cut.as_ref().map(|make| make());
-    let most = request.answer_limit(rig.engine.limits().context);
+    let most = request.answer_limit(context);
     while out.tokens.len() < most {
         let list: Vec<Seen> = match penalties {
             true => seen.iter().map(|(&token, &generated)| Seen { token, generated }).collect(),
