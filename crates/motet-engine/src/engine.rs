@@ -298,6 +298,7 @@ impl Driver {
             return Turn::Closed;
         }
         self.grow_workspace();
+        self.work.clear();
         {
             let metrics = &mut shared.metrics.lock();
             self.scheduler.fill(&mut self.work.batch, queue, clock.now(), metrics);

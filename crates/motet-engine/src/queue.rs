@@ -47,6 +47,8 @@ pub(crate) enum Door {
 
 struct Inside {
     waiting: VecDeque<Waiting>,
+    /// Choices that left while they waited and were not counted yet.
+    abandoned: u64,
     door: Door,
     loading: bool,
     /// When the last step ended, or the first rows became ready; `None` while there are no rows.
@@ -68,7 +70,13 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new(capacity: usize, overdue: Duration) -> Self {
-        let inside = Inside { waiting: VecDeque::new(), door: Door::Open, loading: true, busy_since: None };
+        let inside = Inside {
+            waiting: VecDeque::new(),
+            abandoned: 0,
+            door: Door::Open,
+            loading: true,
+            busy_since: None,
+        };
         let (knock, rest) = (Condvar::new(), Condvar::new());
         Self { inside: Mutex::new(inside), knock, rest, capacity, overdue }
     }
@@ -80,7 +88,7 @@ impl Queue {
             Door::Draining => return Err(SubmitError::Draining),
             Door::Closed => return Err(SubmitError::Closed),
         }
-        inside.waiting.retain(|w| !w.abandoned());
+        inside.bury_the_dead();
         let choices = inside.choices();
         if choices + waiting.senders.len() > self.capacity {
             // A place is free when one that runs has finished; nobody knows when, so it is a guess by the length.
@@ -95,10 +103,17 @@ impl Queue {
     /// The request that has waited longest and still has a reader.
     pub(crate) fn pop(&self, now: Duration) -> Option<Waiting> {
         let mut inside = self.inside.lock();
-        inside.waiting.retain(|w| !w.abandoned());
+        inside.bury_the_dead();
         let first = inside.waiting.pop_front()?;
         inside.busy_since.get_or_insert(now);
         Some(first)
+    }
+
+    /// Choices that left while they waited, since the last call.
+    pub(crate) fn take_abandoned(&self) -> u64 {
+        let mut inside = self.inside.lock();
+        inside.bury_the_dead();
+        std::mem::take(&mut inside.abandoned)
     }
 
     /// Choices that wait.
@@ -195,6 +210,13 @@ impl Queue {
 }
 
 impl Inside {
+    /// Nobody waits behind requests whose readers have left.
+    fn bury_the_dead(&mut self) {
+        let before = self.choices();
+        self.waiting.retain(|w| !w.abandoned());
+        self.abandoned += (before - self.choices()) as u64;
+    }
+
     fn choices(&self) -> usize {
         self.waiting.iter().map(|w| w.senders.len()).sum()
     }

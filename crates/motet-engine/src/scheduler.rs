@@ -77,7 +77,7 @@ impl Scheduler {
         }
     }
 
-    /// Fills the batch of the next step; it stays empty if there is nothing to do.
+    /// Fills the empty batch of the next step; it stays empty if there is nothing to do.
     pub(crate) fn fill(
         &mut self,
         batch: &mut Batch,
@@ -85,9 +85,8 @@ impl Scheduler {
         now: Duration,
         metrics: &mut MetricsSnapshot,
     ) {
-        batch.clear();
         self.steps += 1;
-        self.bury_the_dead(metrics);
+        self.bury_the_dead(queue, metrics);
         self.decode(batch, metrics);
         self.admit(queue, now, metrics);
         self.prefill(batch);
@@ -97,7 +96,8 @@ impl Scheduler {
     }
 
     /// Nothing is computed for readers that have left.
-    fn bury_the_dead(&mut self, metrics: &mut MetricsSnapshot) {
+    fn bury_the_dead(&mut self, queue: &Queue, metrics: &mut MetricsSnapshot) {
+        metrics.finished_abort += queue.take_abandoned();
         self.line.retain(|session| {
             let abandoned = session.sender.abandoned();
             metrics.finished_abort += if abandoned { 1 + session.forks.len() as u64 } else { 0 };

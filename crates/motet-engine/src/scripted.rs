@@ -433,9 +433,6 @@ impl Stage for ScriptedStage {
         let more = if let Some(Trouble::Stall(time)) = trouble { time } else { Duration::ZERO };
         self.pass_time(work.batch.rows(), more);
         let InFlight { batch, answers, top, faults, .. } = work;
-        answers.clear();
-        top.clear();
-        faults.clear();
         if let Some(Trouble::Panic) = trouble {
             self.wreck(batch);
             return Err(DeviceError::Panic("as ordered".into()));

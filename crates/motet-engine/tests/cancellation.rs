@@ -29,6 +29,7 @@ fn in_the_queue_its_place_is_free_for_the_next_submit() {
     let mut third = rig.engine.submit(long(3)).unwrap(); // no step in between
     rig.run();
     assert_eq!(answers(&mut third)[0].tokens.len(), 100);
+    assert_eq!(rig.engine.metrics().finished_abort, 1);
 }
 
 #[test]
