@@ -1,2 +1,60 @@
-//! motet
-fn main() {}
+//! The command line: puts models, the CPU device, the engine and the server together.
+//!
+//! One file per command. What a command prints for people goes to standard output, what it says about itself to
+//! standard error; an error ends with status 1 and one clear sentence.
+
+#![allow(clippy::print_stdout, reason = "this is the command line")]
+
+mod bytes;
+mod model;
+mod options;
+mod plan;
+mod run;
+mod serve;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// What a command comes to.
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// Many conversations, one engine: serves open-weight language models (GGUF) to several clients at once.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve OpenAI's HTTP interface
+    Serve(serve::Serve),
+    /// Answer one or several prompts at once
+    Run(run::Run),
+    /// Say what a model would use, to the byte, without loading it
+    Plan(plan::PlanCommand),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Serve(command) => command.run(),
+        Command::Run(command) => command.run(),
+        Command::Plan(command) => command.run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprint!("motet: {error}");
+            let mut cause = error.source();
+            while let Some(deeper) = cause {
+                eprint!(": {deeper}");
+                cause = deeper.source();
+            }
+            eprintln!();
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The options that commands share: which model, and how the engine is sized.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use motet_engine::Options;
+use motet_model::KvFormat;
+
+use crate::bytes;
+
+/// Which model.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ModelArgs {
+    /// A GGUF file (of a split model the first part); without it the built-in demonstration model
+    #[arg(long, short)]
+    pub(crate) model: Option<PathBuf>,
+    /// Compute threads [default: one per physical core]
+    #[arg(long, short, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+}
+
+impl ModelArgs {
+    /// The threads asked for.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        self.threads.map(usize::from)
+    }
+}
+
+/// How the engine is sized.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EngineArgs {
+    /// Conversations that run at once
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) sessions: u32,
+    /// Tokens of each conversation at most [default: what the model was trained for, at most 8192]
+    #[arg(long)]
+    pub(crate) ctx: Option<usize>,
+    /// Memory of the whole process at most, such as 4GiB; what weights and workspace leave goes to the conversations
+    /// [default: room for all sessions at full length]
+    #[arg(long, value_parser = bytes::parse, value_name = "BYTES")]
+    pub(crate) memory: Option<u64>,
+    /// Format of keys and values: f16, f32 or q8_0
+    #[arg(long, default_value_t = KvFormat::F16, value_name = "FORMAT")]
+    pub(crate) kv: KvFormat,
+    /// Milliseconds that a step may take while somebody waits for the next token
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) step_ms: u64,
+    /// Memory for saved recurrent states [default: a quarter of the pool]
+    #[arg(long, value_parser = bytes::parse, value_name = "BYTES")]
+    pub(crate) checkpoint_memory: Option<u64>,
+}
+
+impl EngineArgs {
+    /// As the engine takes them.
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            sessions: self.sessions as usize,
+            context: self.ctx,
+            memory: self.memory,
+            checkpoint_memory: self.checkpoint_memory,
+            kv: self.kv,
+            step: Duration::from_millis(self.step_ms),
+            ..Options::default()
+        }
+    }
+}
