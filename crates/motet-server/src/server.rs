@@ -206,8 +206,9 @@ where
         _ = timeout(app.options.drain_timeout, app.all_answered()) => {}
         () = stop.asked() => {}
     }
-    if let Some(engine) = app.engine() {
-        engine.close();
+    if let Some(engine) = app.engine().cloned() {
+        // Waits for the step under way, however long it takes: nobody here waits for that.
+        tokio::task::spawn_blocking(move || engine.close());
     }
     let _ = timeout(FAREWELL, app.all_answered()).await;
     Ok(())

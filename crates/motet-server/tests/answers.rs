@@ -1,5 +1,7 @@
 //! What answers look like, field by field as OpenAI documents them, and what is refused.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::net::SocketAddr;

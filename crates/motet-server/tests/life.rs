@@ -1,5 +1,7 @@
 //! From binding to the end: loading, ports, keys, browsers, unknown paths.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use std::time::Duration;

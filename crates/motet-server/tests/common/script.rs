@@ -62,3 +62,18 @@ fn begin_of_answer(history: &[u32]) -> usize {
     let sign = history.iter().position(|&token| token == u32::from(b'>'));
     sign.map_or(history.len(), |at| at + 1)
 }
+
+/// Holds the engine's steps until it is dropped.
+pub(crate) struct Held(Arc<Control>);
+
+/// The next step, and all after it, wait.
+pub(crate) fn hold(control: &Arc<Control>) -> Held {
+    control.hold();
+    Held(control.clone())
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.resume();
+    }
+}
