@@ -70,9 +70,10 @@ pub(crate) async fn answer<S: Shape>(
     request: HttpRequest,
     understand: Understand<S>,
 ) -> Result<Response, ApiError> {
-    app.ready()?;
     let (parts, body): (_, Body) = request.into_parts();
+    // Also where it will be refused: a client reads no error before it has written its request.
     let body = read_body(&parts.headers, body, &app.options).await?;
+    app.ready()?;
     let model = app.model.clone();
     // A long prompt takes a while to parse, render and tokenise: not on a thread that others' streams wait for.
     let ask = tokio::task::spawn_blocking(move || {

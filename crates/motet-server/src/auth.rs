@@ -7,6 +7,7 @@ use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use crate::body::throw_away;
 use crate::errors::ApiError;
 
 /// Lets a request pass that carries `Authorization: Bearer KEY`.
@@ -17,7 +18,11 @@ pub(crate) async fn require_key(State(key): State<Arc<str>>, request: Request, n
         Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"Bearer ") && same(token, key.as_bytes()) => {
             next.run(request).await
         }
-        _ => ApiError::unauthorized().into_response(),
+        _ => {
+            let (parts, body) = request.into_parts();
+            throw_away(&parts.headers, body).await;
+            ApiError::unauthorized().into_response()
+        }
     }
 }
 

@@ -10,8 +10,7 @@ use tokio::time::timeout;
 use crate::errors::ApiError;
 use crate::server::ServerOptions;
 
-/// How much of a body that is too large is read and thrown away, and for how long: a client that is still writing
-/// does not read the error.
+/// How much of a body that is not wanted is read and thrown away, and for how long.
 const DISCARDED: usize = 256 << 20;
 const DISCARDING: Duration = Duration::from_secs(10);
 
@@ -27,10 +26,7 @@ pub(crate) async fn read_body(
     let limit = options.max_body;
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
-        // Who waits to be told to go on has written nothing yet.
-        if !headers.contains_key(header::EXPECT) {
-            let _ = timeout(DISCARDING, discard(body)).await;
-        }
+        throw_away(headers, body).await;
         return Err(ApiError::body_too_large(limit));
     }
     match timeout(options.body_timeout, collect(body, announced, limit)).await {
@@ -39,9 +35,18 @@ pub(crate) async fn read_body(
         Ok(Ok((bytes, None))) => Ok(bytes),
         Ok(Ok((bytes, Some(rest)))) => {
             drop(bytes);
-            let _ = timeout(DISCARDING, discard(rest)).await;
+            throw_away(headers, rest).await;
             Err(ApiError::body_too_large(limit))
         }
+    }
+}
+
+/// Reads a body for nothing, before an error is sent: a client that is still writing does not read it, and loses it
+/// when the connection closes.
+pub(crate) async fn throw_away(headers: &HeaderMap, body: Body) {
+    // Who waits to be told to go on has written nothing yet.
+    if !headers.contains_key(header::EXPECT) {
+        let _ = timeout(DISCARDING, discard(body)).await;
     }
 }
 

@@ -6,7 +6,7 @@ mod common;
 
 use std::net::SocketAddr;
 
-use common::client::{Response, head, post, send};
+use common::client::{Response, get, head, post, send};
 use common::script::{engine_options, scripted};
 use common::{Running, model, options, start, start_with};
 use motet_server::ServerOptions;
@@ -285,6 +285,16 @@ async fn the_seed_of_an_answer_is_returned_and_drawn_where_none_is_given() {
     let (first, second) = (seed(json!({})).await, seed(json!({})).await);
     assert_ne!(first, second);
     assert!((0..1 << 53).contains(&first));
+}
+
+#[tokio::test]
+async fn the_list_of_models_tells_the_context() {
+    let server = serve().await;
+    let models = get(server.address, "/v1/models").await.json().await;
+    assert_eq!(
+        (&models["data"][0]["id"], &models["data"][0]["max_model_len"]),
+        (&"tiny".into(), &1024.into())
+    );
 }
 
 #[tokio::test]

@@ -171,3 +171,25 @@ async fn a_server_that_is_loading_stops_at_once() {
     server.ended().await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
+
+#[tokio::test]
+async fn a_refusal_is_read_by_a_client_that_sent_much() {
+    let server = start_loading(ServerOptions { api_key: Some("key".to_string()), ..options() });
+    let much = vec![b' '; 8 << 20];
+    for (headers, status) in [("", 401), ("Authorization: Bearer key\r\n", 503)] {
+        let asked = send(server.address, "POST", "/v1/chat/completions", headers, &much).await;
+        assert_eq!(head(asked).await.status, status);
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_signal_stops_it() {
+    let stop = motet_server::Stop::signals().unwrap();
+    let server = Server::bind(options(), model(false)).unwrap();
+    let served = tokio::spawn(server.serve(std::future::pending::<Result<Engine, std::io::Error>>(), stop));
+    let process = std::process::id().to_string();
+    let sent = std::process::Command::new("kill").args(["-TERM", &process]).status().unwrap();
+    assert!(sent.success());
+    tokio::time::timeout(Duration::from_secs(5), served).await.unwrap().unwrap().unwrap();
+}
