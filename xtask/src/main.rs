@@ -67,7 +67,8 @@ fn cargo(arguments: &[&str]) -> Command {
 fn check() -> Outcome {
     run(&mut cargo(&["fmt", "--all", "--check"]))?;
     run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    run(cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]).env("RUSTDOCFLAGS", "-D warnings"))
+    run(cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"])
+        .env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 fn test() -> Outcome {
@@ -76,7 +77,16 @@ fn test() -> Outcome {
     let models = models()?;
     run(cargo(&["test", "--workspace"]).env("MOTET_MODELS", &models))?;
     // The scalar definition alone, as on a CPU without SIMD modules.
-    run(&mut cargo(&["test", "-p", "motet-cpu", "--no-default-features", "--test", "networks", "--test", "exact"]))?;
+    run(&mut cargo(&[
+        "test",
+        "-p",
+        "motet-cpu",
+        "--no-default-features",
+        "--test",
+        "networks",
+        "--test",
+        "exact",
+    ]))?;
     run(cargo(&["test", "-p", "motet-cpu", "--no-default-features", "--test", "pool_loom", "--release"])
         .env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", root().join("target/loom")))?;
@@ -128,7 +138,9 @@ fn python() -> Result<PathBuf, String> {
         format!("{error}\nThe tests need python3 with venv (Debian: apt-get install python3-venv).")
     })?;
     run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "--requirement"]).arg(&requirements))
-        .map_err(|error| format!("{error}\nThe tests need the packages of tools/requirements.txt from PyPI."))?;
+        .map_err(|error| {
+            format!("{error}\nThe tests need the packages of tools/requirements.txt from PyPI.")
+        })?;
     std::fs::copy(&requirements, &stamp).map_err(|e| format!("xtask: {}: {e}", stamp.display()))?;
     Ok(python)
 }

@@ -13,8 +13,16 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// Program, tokenizer, HTTP, allocator, thread stacks: what no other line names, at most.
-pub const REST: u64 = 24 * MIB;
+/// Program, HTTP, allocator, thread stacks: what no other line names.
+pub const REST: u64 = 8 * MIB;
+
+/// Bytes of a tokenizer's tables for each token, about.
+const TOKENIZER: u64 = 40;
+
+/// What no other line names: at most 24 MiB with any vocabulary in use.
+fn rest(vocab: usize) -> u64 {
+    REST + TOKENIZER * vocab as u64
+}
 
 /// When the workspace is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -229,7 +237,7 @@ impl Plan {
         let fixed = footprint.weights
             + footprint.workspace()
             + batch_bytes
-            + REST
+            + rest(network.vocab)
             + n * (bookkeeping + recurrent + windows_per_session)
             + windows_chunk;
         let asked_checkpoints = options.checkpoint_memory.map(|b| b.checked_div(recurrent).unwrap_or(0));
@@ -296,7 +304,7 @@ impl Plan {
             line(&format!("{checkpoints} checkpoints"), checkpoints * recurrent),
             line("prefix index", blocks as u64 * block_bytes),
             line("streams and page tables", n * bookkeeping),
-            line("the rest, at most", REST),
+            line("the rest: program, tokenizer, HTTP", rest(network.vocab)),
         ];
         let total = lines.iter().map(|l| l.bytes).sum();
         Ok(Self {

@@ -61,7 +61,7 @@ fn full_attention_takes_sessions_times_context() {
     assert_eq!(line(&plan, "workspace"), 512 * 10_000);
     assert_eq!(line(&plan, "keys and values"), 480_000);
     assert_eq!(line(&plan, "recurrent"), 0);
-    assert_eq!(line(&plan, "the rest"), 24 << 20);
+    assert_eq!(line(&plan, "the rest"), (8 << 20) + 40 * SKETCHES[0].vocab as u64);
     assert_eq!(plan.total, plan.lines.iter().map(|l| l.bytes).sum::<u64>());
     // Two more workspaces and two more batches in flight.
     assert_eq!(plan.separate_buffers, 2 * (5_120_000 + line(&plan, "batches in flight")));
