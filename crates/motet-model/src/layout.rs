@@ -2,6 +2,9 @@
 //!
 //! Pure functions; devices add the bytes of their own formats.
 
+use std::cmp::Reverse;
+use std::ops::Range;
+
 use crate::batch::MAX_POOLS;
 use crate::program::{BufferId, Program, RESIDUAL, StateKind, WeightId};
 
@@ -57,47 +60,36 @@ pub struct WorkspaceLayout {
 }
 
 impl WorkspaceLayout {
-    /// Places each buffer of `ops` (indices into `program.ops`) into the first gap that is free from its first to
-    /// its last use, wide buffers first. Columns are multiples of 16 floats.
+    /// Places each buffer of `ops` (indices into `program.ops`) into the first gap that is free whenever it is alive,
+    /// wide buffers first. Columns are multiples of 16 floats.
     pub fn of(program: &Program, ops: &[usize]) -> Self {
-        struct Life {
-            buffer: usize,
-            width: usize,
-            first: usize,
-            last: usize,
-        }
-        let mut lives: Vec<Life> = Vec::new();
-        for (time, &op) in ops.iter().enumerate() {
-            let t = program.ops[op].1.touches();
-            for id in t.reads.iter().chain(&t.writes).filter(|&&b| b != RESIDUAL) {
-                match lives.iter_mut().find(|l| l.buffer == id.0) {
-                    Some(life) => life.last = time,
-                    None => {
-                        let width = program.buffers[id.0].width.next_multiple_of(16);
-                        lives.push(Life { buffer: id.0, width, first: time, last: time });
-                    }
-                }
-            }
-        }
-        lives.sort_by_key(|l| (std::cmp::Reverse(l.width), l.first));
-        let mut at = vec![None; program.buffers.len()];
+        let of_buffer = |id: usize| (id, lives(program, ops, BufferId(id)));
+        let mut buffers: Vec<(usize, Vec<Range<usize>>)> =
+            (0..program.buffers.len()).map(of_buffer).collect();
+        buffers.retain(|(id, lives)| BufferId(*id) != RESIDUAL && !lives.is_empty());
+        let room = |id: usize| program.buffers[id].width.next_multiple_of(16);
+        buffers.sort_by_key(|(id, lives)| (Reverse(room(*id)), lives[0].start));
+        let mut at: Vec<Option<usize>> = vec![None; program.buffers.len()];
         let mut width = 0;
-        for (i, life) in lives.iter().enumerate() {
-            let mut taken: Vec<(usize, usize)> = lives[..i]
+        for (i, (id, lives)) in buffers.iter().enumerate() {
+            let together = |other: &[Range<usize>]| {
+                lives.iter().any(|a| other.iter().any(|b| a.start < b.end && b.start < a.end))
+            };
+            let mut taken: Vec<Range<usize>> = buffers[..i]
                 .iter()
-                .filter(|o| o.first <= life.last && life.first <= o.last)
-                .filter_map(|o| at[o.buffer].map(|a: usize| (a, a + o.width)))
+                .filter(|(_, other)| together(other))
+                .filter_map(|(o, _)| at[*o].map(|from| from..from + room(*o)))
                 .collect();
-            taken.sort_unstable();
+            taken.sort_unstable_by_key(|t| t.start);
             let mut here = 0;
-            for (from, to) in taken {
-                if from >= here + life.width {
+            for t in taken {
+                if t.start >= here + room(*id) {
                     break;
                 }
-                here = here.max(to);
+                here = here.max(t.end);
             }
-            at[life.buffer] = Some(here);
-            width = width.max(here + life.width);
+            at[*id] = Some(here);
+            width = width.max(here + room(*id));
         }
         Self { at, width }
     }
@@ -106,6 +98,26 @@ impl WorkspaceLayout {
     pub fn column(&self, buffer: BufferId) -> Option<usize> {
         self.at[buffer.0]
     }
+}
+
+/// When a buffer holds something that will be read: from its first write to its last read. An operation that writes
+/// it without reading it, after it was read, begins a new life: layers share buffers, not what is in them.
+fn lives(program: &Program, ops: &[usize], buffer: BufferId) -> Vec<Range<usize>> {
+    let mut lives: Vec<Range<usize>> = Vec::new();
+    let mut was_read = true;
+    for (time, &op) in ops.iter().enumerate() {
+        let t = program.ops[op].1.touches();
+        let (reads, writes) = (t.reads.contains(&buffer), t.writes.contains(&buffer));
+        if !reads && !writes {
+            continue;
+        }
+        match lives.last_mut() {
+            Some(life) if reads || !was_read => life.end = time + 1,
+            _ => lives.push(time..time + 1),
+        }
+        was_read = reads;
+    }
+    lives
 }
 
 /// The weights that `ops` read, each once, in order of first use.
