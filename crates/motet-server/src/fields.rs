@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::errors::ApiError;
 
-/// The fields of one JSON object, and where it stands in the body ("" for the body itself, "messages[2]." inside).
+/// The fields of one JSON object, and where it stands in the body ("" for the body itself, `messages[2].` inside).
 pub(crate) struct Fields<'a> {
     object: &'a Map<String, Value>,
     place: String,
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
         Fields { object, place: String::new() }
     }
 
-    /// The fields of a value inside the body; `place` as in "messages[2]".
+    /// The fields of a value inside the body; `place` as in `messages[2]`.
     ///
     /// # Errors
     /// 400 where the value is not an object.
