@@ -1,6 +1,6 @@
 //! Networks as programs: hyper-parameters, operations, one short file per architecture, and what follows from them
-//! without running anything (manifest, layouts, costs); the [`Batch`](batch::Batch) and the
-//! [`Device`](device::Device) contract.
+//! without running anything (manifest, layouts, costs); the [`Batch`] and the
+//! [`Device`] contract.
 //!
 //! No arithmetic and no memory of sessions or weights lives here.
 

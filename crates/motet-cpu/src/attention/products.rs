@@ -41,7 +41,7 @@ impl Element for u16 {
     }
 }
 
-/// sums[q][column] = fma(factors[q][t], tile[t][column], sums[q][column]) for each term t in ascending order: both
+/// `sums[q][column] = fma(factors[q][t], tile[t][column], sums[q][column])` for each term t in ascending order: both
 /// products of attention. `width` is the length of the tile's rows, a multiple of 16.
 #[inline(always)]
 pub(super) fn add_products<L: Lanes>(

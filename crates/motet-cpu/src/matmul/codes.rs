@@ -30,7 +30,7 @@ pub(crate) struct Unsigned<const BITS: u32, const OFFSET: i16>;
 #[derive(Clone, Copy)]
 pub(crate) struct SignedBytes;
 
-/// w = table[code], for codes of 4 bits.
+/// `w = table[code]`, for codes of 4 bits.
 #[derive(Clone, Copy)]
 pub(crate) struct Table(pub(crate) &'static [i8; 16]);
 

@@ -2,7 +2,7 @@
 //!
 //! Output channels lie on lanes, and each lane adds up its own channel over K in ascending order. One row or 512
 //! rows, one panel or all, on any instruction set: the same operations in the same order, so the same bits.
-//! [`quantised`] and [`float`] state them. Nothing here may depend on the number of rows but time.
+//! `quantised` and `float` state them. Nothing here may depend on the number of rows but time.
 
 // Rows, panels and groups are indices into several arrays at once.
 #![allow(clippy::needless_range_loop)]

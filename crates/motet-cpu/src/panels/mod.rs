@@ -2,7 +2,7 @@
 //!
 //! A matrix is packed once, at load, from the rows of the file; the file's bytes are not needed afterwards.
 //! Packing is lossless: [`PackedMatrix::dequantize_row`] gives the bits that the file's row would give, so a
-//! tied embedding needs no second copy. No kernel may depend on anything but [`layout`]'s bytes.
+//! tied embedding needs no second copy. No kernel may depend on anything but `layout`'s bytes.
 
 mod arena;
 pub(crate) mod blocks;

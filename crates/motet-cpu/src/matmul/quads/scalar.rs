@@ -15,7 +15,7 @@ fn each(mut a: Q, f: impl Fn(u8) -> u8) -> Q {
     a
 }
 
-/// acc[lane] += Σ w · x over some groups. Not inlined: a copy in every kernel would outgrow the instruction cache.
+/// `acc[lane]` += Σ w · x over some groups. Not inlined: a copy in every kernel would outgrow the instruction cache.
 #[inline(never)]
 fn accumulate(acc: &mut [i32; LANES], w: &[Q], x: &[i8]) {
     for (w, x) in w.iter().zip(x.as_chunks::<4>().0) {
