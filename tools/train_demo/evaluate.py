@@ -1,6 +1,6 @@
 """How good a model is at the grammar's conversations, and how often its drafts are what the trunk says.
 
-    python -m train_demo.evaluate DIR/checkpoint.pt DIR [CONVERSATIONS]
+    OMP_WAIT_POLICY=passive python -m train_demo.evaluate DIR/checkpoint.pt DIR [CONVERSATIONS]
 
 Every answer is generated greedily, in conversations with new random questions; each kind of question is scored by the share
 of answers that are right word for word (a story: that ends as one). Drafts: the share of answer tokens at which the MTP
