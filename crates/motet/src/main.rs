@@ -11,6 +11,7 @@ mod options;
 mod plan;
 mod run;
 mod serve;
+mod verify;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -36,6 +37,8 @@ enum Command {
     Run(run::Run),
     /// Say what a model would use, to the byte, without loading it
     Plan(plan::PlanCommand),
+    /// Check that conversations do not change each other, bit for bit
+    Verify(verify::Verify),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Command::Serve(command) => command.run(),
         Command::Run(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Verify(command) => command.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
