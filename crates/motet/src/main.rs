@@ -5,9 +5,13 @@
 
 #![allow(clippy::print_stdout, reason = "this is the command line")]
 
+mod bench;
 mod bytes;
+mod corpus;
+mod imatrix;
 mod model;
 mod options;
+mod perplexity;
 mod plan;
 mod run;
 mod serve;
@@ -39,6 +43,12 @@ enum Command {
     Plan(plan::PlanCommand),
     /// Check that conversations do not change each other, bit for bit
     Verify(verify::Verify),
+    /// Measure how surprised a model is by a text
+    Perplexity(perplexity::Perplexity),
+    /// Measure tokens per second
+    Bench(bench::Bench),
+    /// Measure which columns of the weights matter, for quantising
+    Imatrix(imatrix::Imatrix),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +57,9 @@ fn main() -> ExitCode {
         Command::Run(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Verify(command) => command.run(),
+        Command::Perplexity(command) => command.run(),
+        Command::Bench(command) => command.run(),
+        Command::Imatrix(command) => command.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

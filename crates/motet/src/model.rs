@@ -7,7 +7,7 @@ use std::sync::Arc;
 use motet_cpu::{CpuDevice, CpuOptions};
 use motet_engine::{Engine, Plan};
 use motet_gguf::{GgufError, ModelFile};
-use motet_model::{Device, Network};
+use motet_model::{Device, Network, Observer};
 use motet_text::{ChatTemplate, Tokenizer};
 
 /// The built-in model: a demonstration that starts at once. See `assets/MODEL_CARD.md`.
@@ -61,12 +61,27 @@ impl Model {
 impl Weights {
     /// An engine that runs this model by `plan`; its weights are being loaded when this returns.
     pub(crate) fn start(&self, plan: Plan, device: CpuDevice) -> Engine {
+        self.start_with(plan, device, None)
+    }
+
+    /// The same; `observer` watches every step.
+    pub(crate) fn start_observed(
+        &self,
+        plan: Plan,
+        device: CpuDevice,
+        observer: Box<dyn Observer>,
+    ) -> Engine {
+        self.start_with(plan, device, Some(observer))
+    }
+
+    fn start_with(&self, plan: Plan, device: CpuDevice, observer: Option<Box<dyn Observer>>) -> Engine {
         let (network, file, limits) =
             (Arc::clone(&self.network), Arc::clone(&self.file), plan.limits().clone());
         Engine::start(plan, move || {
-            let stage = device.prepare(&network, &file, 0..network.layers, &limits);
+            let mut stage = device.prepare(&network, &file, 0..network.layers, &limits)?;
             file.release_all();
-            stage
+            stage.observe(observer);
+            Ok(stage)
         })
     }
 }
