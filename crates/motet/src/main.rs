@@ -7,12 +7,16 @@
 
 mod bench;
 mod bytes;
+mod chat;
 mod corpus;
 mod imatrix;
+mod inspect;
+mod listing;
 mod model;
 mod options;
 mod perplexity;
 mod plan;
+mod pull;
 mod run;
 mod serve;
 mod verify;
@@ -39,6 +43,8 @@ enum Command {
     Serve(serve::Serve),
     /// Answer one or several prompts at once
     Run(run::Run),
+    /// Talk with a model in the terminal
+    Chat(chat::Chat),
     /// Say what a model would use, to the byte, without loading it
     Plan(plan::PlanCommand),
     /// Check that conversations do not change each other, bit for bit
@@ -49,17 +55,24 @@ enum Command {
     Bench(bench::Bench),
     /// Measure which columns of the weights matter, for quantising
     Imatrix(imatrix::Imatrix),
+    /// Say what a model file holds and how it is run
+    Inspect(inspect::Inspect),
+    /// Bring a model to this machine
+    Pull(pull::Pull),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve(command) => command.run(),
         Command::Run(command) => command.run(),
+        Command::Chat(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Verify(command) => command.run(),
         Command::Perplexity(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Imatrix(command) => command.run(),
+        Command::Inspect(command) => command.run(),
+        Command::Pull(command) => command.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

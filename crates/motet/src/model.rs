@@ -10,20 +10,39 @@ use motet_gguf::{GgufError, ModelFile};
 use motet_model::{Device, Network, Observer};
 use motet_text::{ChatTemplate, Tokenizer};
 
+use crate::pull;
+
 /// The built-in model: a demonstration that starts at once. See `assets/MODEL_CARD.md`.
 static BUILT_IN: &[u8] = include_bytes!("../../../assets/motet-demo.gguf");
 
 /// The name of the built-in model.
 pub(crate) const BUILT_IN_NAME: &str = "motet-demo";
 
-/// Opens a model file, or the built-in model.
+/// Why there is no model file.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    /// Neither a file nor a name.
+    #[error(
+        "{0} is neither a file nor the name of a pulled model; motet pull --list shows names that can be pulled"
+    )]
+    Missing(String),
+    /// Something is wrong with the file.
+    #[error(transparent)]
+    File(#[from] GgufError),
+}
+
+/// Opens a model file, a pulled model by its name, or the built-in model. A path that exists wins.
 ///
 /// # Errors
-/// What is wrong with the file.
-pub(crate) fn open_file(path: Option<&Path>) -> Result<ModelFile, GgufError> {
-    match path {
-        Some(path) => ModelFile::open(path),
-        None => ModelFile::from_static(BUILT_IN),
+/// What is wrong with the file, or that there is none.
+pub(crate) fn open_file(path: Option<&Path>) -> Result<ModelFile, OpenError> {
+    let Some(path) = path else { return Ok(ModelFile::from_static(BUILT_IN)?) };
+    if path.exists() {
+        return Ok(ModelFile::open(path)?);
+    }
+    match pull::pulled(path) {
+        Some(pulled) => Ok(ModelFile::open(&pulled)?),
+        None => Err(OpenError::Missing(path.display().to_string())),
     }
 }
 

@@ -126,7 +126,7 @@ impl Conversation {
     /// pages the first half of them and then something else.
     pub(super) fn forerunner(&self, number: usize, vocabulary: &Vocabulary) -> Request {
         let shared = match self.prompt.len() / PAGE / 2 * PAGE {
-            half if half > 0 && number % 2 == 0 && number > 0 => half,
+            half if half > 0 && number.is_multiple_of(2) && number > 0 => half,
             _ => self.prompt.len(),
         };
         let mut prompt = self.prompt[..shared].to_vec();
