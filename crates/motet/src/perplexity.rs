@@ -145,6 +145,6 @@ mod tests {
         assert!((surprise.perplexity() - 4.0).abs() < 1e-5);
         let expected = 4.0 * 2f64.ln() * (1.0f64 / 3.0).sqrt();
         assert!((surprise.standard_error() - expected).abs() < 1e-5);
-        assert_eq!(surprise.to_string(), "Final estimate: PPL = 4.0000 +/- 1.60074");
+        assert_eq!(surprise.to_string(), "Final estimate: PPL = 4.0000 +/- 1.60075");
     }
 }
