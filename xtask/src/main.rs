@@ -18,7 +18,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
 
 /// The real models of the tests: the name that `motet pull` knows, and the file it makes.
 const MODELS: [(&str, &str); 2] =
-    [("smollm2-135m", "SmolLM2-135M-Instruct.Q4_1.gguf"), ("gemma3-270m", "gemma-3-270m-q4_k_m.gguf")];
+    [("smollm2-135m", "smollm2-135m.gguf"), ("gemma3-270m", "gemma3-270m.gguf")];
 
 /// What a step comes to: an error is one sentence.
 type Outcome = Result<(), String>;

@@ -17,8 +17,8 @@ use motet_gguf::{Format, ModelFile, Writer};
 use motet_model::{Device, KvFormat, Network};
 use serde_json::{Value, json};
 
-const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
+const SMOLLM2: &str = "smollm2-135m.gguf";
+const GEMMA3: &str = "gemma3-270m.gguf";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
