@@ -55,22 +55,27 @@ impl Verify {
         let deadline = budget.map(|seconds| begun + Duration::from_secs(seconds));
         let model = Model::open(self.model.as_deref())?;
         let network = &model.weights.network;
+        let slow_in_scalar = network.parameters() > SLOW_IN_SCALAR;
         let start = |setting| start(&model, setting);
         let subject = Subject {
             start: &start,
             vocabulary: vocabulary(&model.tokenizer, network.vocab),
             context: network.context,
             recurrent: 4 * network.state().recurrent_floats as u64,
-            slow_in_scalar: network.parameters() > SLOW_IN_SCALAR,
+            slow_in_scalar,
         };
-        let limits = subject.slow_in_scalar.then(|| {
+        let limits = slow_in_scalar.then(|| {
             "The scalar definition is slow for a model of this size: there at most 2 conversations of 96 tokens run."
                 .to_owned()
         });
         let isas = Isa::available();
         let names = isas.iter().map(|isa| isa.name()).collect();
         let matrix = Matrix::new(isas);
-        let ways = if self.full { matrix.product() } else { matrix.covering() };
+        let mut ways = if self.full { matrix.product() } else { matrix.covering() };
+        if slow_in_scalar {
+            // What takes longest comes last, so that little is left out.
+            ways.sort_by_key(|way| way.isa == Isa::Scalar);
+        }
         let count = ways.len();
         let mut runs = Runs::new(subject, deadline);
         let (mut outcomes, mut left_out) = (Vec::new(), Vec::new());

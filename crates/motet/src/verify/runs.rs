@@ -16,6 +16,9 @@ use super::conversation::{Conversation, Extent, MOST, Vocabulary};
 use super::matrix::{Arrival, Reuse, Way};
 use super::transcript::{Difference, Transcript};
 
+/// How often streams are read.
+const POLL: Duration = Duration::from_micros(500);
+
 /// What an engine is started with.
 pub(super) struct Setting {
     pub(super) threads: usize,
@@ -160,7 +163,13 @@ impl<'a> Runs<'a> {
             conversations.iter().map(|c| way.reuse == Reuse::Warm && c.can_be_warm()).collect();
         for (number, conversation) in conversations.iter().enumerate().filter(|&(number, _)| warm[number]) {
             let mut stream = engine.submit(conversation.forerunner(number, vocabulary))?;
-            while stream.blocking_next().is_some() {}
+            while !stream.is_over() {
+                if self.is_late() {
+                    return Ok(None);
+                }
+                while stream.try_next().is_some() {}
+                sleep(POLL);
+            }
         }
         let elder = match way.reuse {
             Reuse::SteppingBack => Some(engine.submit(Conversation::elder(vocabulary).request(false))?),
@@ -244,7 +253,7 @@ impl<'a> Runs<'a> {
             if self.is_late() {
                 return Ok(None);
             }
-            sleep(Duration::from_micros(500));
+            sleep(POLL);
         }
         Ok(Some(heard))
     }
