@@ -94,7 +94,10 @@ fn imatrix_holds_the_inputs_of_every_product_of_a_layer() {
     };
     let model = ModelFile::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/motet-demo.gguf"));
     let model = model.expect("the built-in model");
-    let products = model.tensors().iter().filter(|t| t.name.starts_with("blk.") && t.shape.len() == 2);
+    // Not products: the convolutions' taps, and the MTP layer (the fifth), which does not run yet.
+    let runs =
+        |name: &str| name.starts_with("blk.") && !name.starts_with("blk.4.") && !name.contains("conv1d");
+    let products = model.tensors().iter().filter(|t| runs(&t.name) && t.shape.len() == 2);
     let products: Vec<_> = products.collect();
     assert!(!products.is_empty());
     assert_eq!(imatrix.tensors().len(), 2 * products.len());
