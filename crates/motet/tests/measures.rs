@@ -109,14 +109,14 @@ fn imatrix_holds_the_inputs_of_every_product_of_a_layer() {
     }
     // What goes into attention is normed: x / √(mean x²) · gain. So Σ (x / gain)² over the columns is the width, for
     // each of the 160 rows.
-    let gain = model.tensor("blk.0.attn_norm.weight").expect("a norm");
+    let gain = model.tensor("blk.3.attn_norm.weight").expect("a norm");
     let mut gains = vec![0.0; gain.row_len()];
     gain.format.dequantize(model.bytes(gain), &mut gains);
-    let squares = read("blk.0.attn_q.weight.in_sum2");
+    let squares = read("blk.3.attn_q.weight.in_sum2");
     let per_row: f64 =
         squares.iter().zip(&gains).map(|(s, g)| f64::from(*s) / f64::from(g * g)).sum::<f64>() / 160.0;
     assert!((per_row / gains.len() as f64 - 1.0).abs() < 1e-3, "{per_row} for {} columns", gains.len());
     // Queries, keys and values have the same input.
-    assert_eq!(squares, read("blk.0.attn_k.weight.in_sum2"));
-    assert_eq!(squares, read("blk.0.attn_v.weight.in_sum2"));
+    assert_eq!(squares, read("blk.3.attn_k.weight.in_sum2"));
+    assert_eq!(squares, read("blk.3.attn_v.weight.in_sum2"));
 }
