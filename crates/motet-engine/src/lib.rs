@@ -45,7 +45,7 @@ mod stream;
 
 pub use engine::{Driver, Engine, Health, Turn};
 pub use metrics::{Histogram, MetricsSnapshot};
-pub use plan::{Machine, Options, Plan, PlanError, Workspace};
+pub use plan::{Line, Machine, Options, Plan, PlanError, Workspace};
 pub use request::{Cut, CutMaker, EngineLimits, MAX_TOP, Request, SubmitError};
 pub use sampling::{MAX_BIAS, SamplingOptions};
 pub use stream::{Event, FinishReason, Scored, Stream, StreamError, Usage};

@@ -2,6 +2,7 @@
 //! footprint. It is made, checked and printed before a weight is read, and the engine allocates by it.
 
 use crate::prefix::{PrefixCache, window_promise};
+use crate::queue::Waiting;
 use crate::sampling::MAX_BIAS;
 use crate::stream::StreamSize;
 use motet_model::batch::BatchLimits;
@@ -57,6 +58,8 @@ pub struct Options {
     pub headroom: usize,
     /// Requests (choices) that may wait.
     pub queue: usize,
+    /// What the front end may hold at most beside the engine: connections, requests being read.
+    pub front_end: Vec<Line>,
     /// Forces the rows of a prefill chunk; `None`: what `step` leaves room for.
     pub prefill_chunk: Option<usize>,
     /// When the workspace is allocated.
@@ -80,6 +83,7 @@ impl Default for Options {
             step: Duration::from_millis(50),
             headroom: 256,
             queue: 128,
+            front_end: Vec::new(),
             prefill_chunk: None,
             workspace: Workspace::AtStart,
             overdue: Duration::from_secs(60),
@@ -110,15 +114,21 @@ impl Machine {
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// An option that makes no sense.
-    #[error("{option}: {what}")]
+    #[error("{option} cannot be {found}; expected 1 to {most}{}", if *option == "ctx" { ", the tokens that the model was trained for" } else { "" })]
     Option {
         /// Its name on the command line, without dashes.
         option: &'static str,
-        /// What was found and expected.
-        what: String,
+        /// What was asked for.
+        found: usize,
+        /// What can be had.
+        most: usize,
     },
     /// The memory allowed is less than the least that works.
-    #[error("{} of memory are not enough; the least that would do is {}", bytes(*asked), bytes(*smallest))]
+    #[error(
+        "{} of memory are not enough; the least that would do is {smallest} bytes ({})",
+        bytes(*asked),
+        bytes(*smallest)
+    )]
     TooLittle {
         /// What `--memory` says.
         asked: u64,
@@ -157,8 +167,13 @@ pub struct Plan {
     pub checkpoints: usize,
     /// Bytes by purpose; their sum is `total`.
     pub lines: Vec<Line>,
-    /// Bytes of the whole process.
+    /// Bytes of the whole process while its sessions run.
     pub total: u64,
+    /// What many clients at once may add at most: requests that wait, and what the front end holds. Nothing of it is
+    /// taken before it is needed.
+    pub clients: Vec<Line>,
+    /// Bytes of the whole process at most: `total` and `clients`. Never more than `--memory`.
+    pub most: u64,
     /// Bytes that one more conversation adds (pools by sessions × context; with `--memory` the pools are given).
     pub state_per_session: u64,
     /// Bytes that buffers of their own for every conversation would have added.
@@ -228,6 +243,8 @@ impl Plan {
         let batch_bytes = InFlight::bytes(&limits.batch, network.d_model);
         let bookkeeping = StreamSize::bytes(context) + (context * 4 + 3 * blocks_per_context * 4) as u64;
         let n = sessions as u64;
+        let clients = clients(options, context);
+        let clients_bytes: u64 = clients.iter().map(|l| l.bytes).sum();
         let pages_per_session = blocks_per_context as u64 * full_page + windows_per_session;
         let recurrent = footprint.recurrent;
         let checkpoints_per_session = match recurrent {
@@ -238,6 +255,7 @@ impl Plan {
             + footprint.workspace()
             + batch_bytes
             + rest(network.vocab)
+            + clients_bytes
             + n * (bookkeeping + recurrent + windows_per_session)
             + windows_chunk;
         let asked_checkpoints = options.checkpoint_memory.map(|b| b.checked_div(recurrent).unwrap_or(0));
@@ -277,7 +295,6 @@ impl Plan {
         }
         limits.checkpoints = checkpoints as usize;
 
-        let line = |name: &str, bytes| Line { name: name.into(), bytes, parts: Vec::new() };
         let pool_parts: Vec<Line> = layout
             .pools
             .iter()
@@ -306,7 +323,8 @@ impl Plan {
             line("streams and page tables", n * bookkeeping),
             line("the rest: program, tokenizer, HTTP", rest(network.vocab)),
         ];
-        let total = lines.iter().map(|l| l.bytes).sum();
+        let total: u64 = lines.iter().map(|l| l.bytes).sum();
+        let most = total + clients_bytes;
         Ok(Self {
             sessions,
             context,
@@ -315,11 +333,13 @@ impl Plan {
             checkpoints: limits.checkpoints,
             lines,
             total,
+            clients,
+            most,
             state_per_session: pages_per_session + bookkeeping + (1 + checkpoints_per_session) * recurrent,
             separate_buffers: (n - 1) * (footprint.workspace() + batch_bytes),
             smallest_memory,
             machine,
-            fits: machine.memory.is_none_or(|m| total <= m),
+            fits: machine.memory.is_none_or(|m| most <= m),
             limits,
             layout,
             blocks,
@@ -333,6 +353,18 @@ impl Plan {
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
+}
+
+fn line(name: &str, bytes: u64) -> Line {
+    Line { name: name.into(), bytes, parts: Vec::new() }
+}
+
+/// What many clients at once may add: prompts that wait (their streams are reserved, but not touched before they run),
+/// and the front end's own.
+fn clients(options: &Options, context: usize) -> Vec<Line> {
+    let prompt = context * size_of::<u32>() + size_of::<Waiting>();
+    let waiting = line(&format!("{} prompts that wait", options.queue), (options.queue * prompt) as u64);
+    std::iter::once(waiting).chain(options.front_end.iter().cloned()).collect()
 }
 
 /// One page of each sliding-window pool.
@@ -352,9 +384,7 @@ fn check(network: &Network, options: &Options) -> Result<usize, PlanError> {
         ("prefill-chunk", options.prefill_chunk.unwrap_or(1), options.rows),
     ];
     match counts.into_iter().find(|&(_, value, most)| !(1..=most).contains(&value)) {
-        Some((option, value, most)) => {
-            Err(PlanError::Option { option, what: format!("{value} is not between 1 and {most}") })
-        }
+        Some((option, found, most)) => Err(PlanError::Option { option, found, most }),
         None => Ok(context),
     }
 }
@@ -392,6 +422,11 @@ impl fmt::Display for Plan {
             }
         }
         writeln!(f, "  {:<38}{:>12}", "in all", bytes(self.total))?;
+        writeln!(f, "Many clients at once may add, at most:")?;
+        for line in &self.clients {
+            writeln!(f, "  {:<38}{:>12}", line.name, bytes(line.bytes))?;
+        }
+        writeln!(f, "  {:<38}{:>12}", "in all, at most", bytes(self.most))?;
         writeln!(f, "A further conversation adds {}.", bytes(self.state_per_session))?;
         writeln!(f, "Buffers for each of its own would have added {}.", bytes(self.separate_buffers))?;
         match self.machine.memory {
@@ -399,8 +434,9 @@ impl fmt::Display for Plan {
             Some(m) if self.fits => writeln!(f, "It fits: this machine has {} to spare.", bytes(m)),
             Some(m) => writeln!(
                 f,
-                "It does not fit: this machine has {} to spare; --memory {} is the least that would do.",
+                "It does not fit: this machine has {} to spare; the least that would do is --memory {} ({}).",
                 bytes(m),
+                self.smallest_memory,
                 bytes(self.smallest_memory)
             ),
         }

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use motet_engine::scripted::Sketch;
-use motet_engine::{Machine, Options, Plan, PlanError};
+use motet_engine::{Line, Machine, Options, Plan, PlanError};
 use motet_gguf::ModelFile;
 use motet_model::{Device, DeviceError, Footprint, Limits, Network, Stage};
 use proptest::prelude::*;
@@ -107,14 +107,30 @@ fn memory_that_is_left_goes_to_the_pool() {
     let least = plan(SKETCHES[0], &options(8, 1024)).unwrap().smallest_memory;
     let with = |memory| plan(SKETCHES[0], &Options { memory: Some(memory), ..options(8, 1024) });
     assert_eq!(with(least).unwrap().pages, [16]);
-    assert_eq!(with(least).unwrap().total, least);
+    assert_eq!(with(least).unwrap().most, least);
     let more = with(least + 1_000_000).unwrap();
     assert!((90..=16 + 100).contains(&more.pages[0]), "{:?}", more.pages);
     let error = with(least - 1).unwrap_err();
     assert!(
         matches!(error, PlanError::TooLittle { asked, smallest } if asked == least - 1 && smallest == least)
     );
-    assert!(error.to_string().contains("the least that would do"), "{error}");
+    // To the byte: a rounded figure might be too small.
+    assert!(error.to_string().contains(&format!("the least that would do is {least} bytes (")), "{error}");
+}
+
+#[test]
+fn what_clients_may_add_has_lines_of_its_own() {
+    let front_end = vec![Line { name: "connections".into(), bytes: 7_000_000, parts: Vec::new() }];
+    let options = Options { queue: 10, front_end, ..options(2, 1000) };
+    let with = plan(SKETCHES[0], &options).unwrap();
+    let names: Vec<_> = with.clients.iter().map(|l| l.name.as_str()).collect();
+    assert_eq!(names, ["10 prompts that wait", "connections"]);
+    // Four bytes a token, and something around each prompt.
+    assert!((40_000..50_000).contains(&with.clients[0].bytes), "{}", with.clients[0].bytes);
+    assert_eq!(with.most, with.total + with.clients[0].bytes + 7_000_000);
+    let without = plan(SKETCHES[0], &Options { front_end: Vec::new(), ..options }).unwrap();
+    assert_eq!((without.total, without.smallest_memory + 7_000_000), (with.total, with.smallest_memory));
+    assert!(with.to_string().contains("in all, at most"), "{with}");
 }
 
 #[test]
@@ -159,7 +175,7 @@ proptest! {
         let least = plan(sketch, &options).unwrap().smallest_memory;
         let memory = least + more;
         let plan = plan(sketch, &Options { memory: Some(memory), ..options }).unwrap();
-        prop_assert!(plan.total <= memory, "{} of {}", plan.total, memory);
+        prop_assert!(plan.most <= memory, "{} of {}", plan.most, memory);
         prop_assert_eq!(plan.total, plan.lines.iter().map(|l| l.bytes).sum::<u64>());
         // One whole conversation always fits.
         if sketch.full {

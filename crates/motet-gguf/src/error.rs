@@ -25,7 +25,7 @@ pub enum GgufError {
         source: Box<GgufError>,
     },
     /// The first four bytes aren't `GGUF`.
-    #[error("not a GGUF file: it begins with {found:02x?}, expected [47, 47, 55, 46] (\"GGUF\")")]
+    #[error("not a GGUF file: it {}, expected to begin with \"GGUF\"", begins(found))]
     NotGguf {
         /// The first bytes, at most four.
         found: Vec<u8>,
@@ -177,4 +177,9 @@ impl GgufError {
     pub(crate) fn in_file(self, path: &std::path::Path) -> GgufError {
         GgufError::InFile { path: path.to_owned(), source: Box::new(self) }
     }
+}
+
+/// `begins with "\x89PNG"`
+fn begins(found: &[u8]) -> String {
+    if found.is_empty() { "is empty".into() } else { format!("begins with \"{}\"", found.escape_ascii()) }
 }

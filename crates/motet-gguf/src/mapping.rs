@@ -18,6 +18,10 @@ pub(crate) enum Mapping {
 impl Mapping {
     /// Maps a whole file, read-only.
     pub(crate) fn open(path: &Path) -> io::Result<Mapping> {
+        // Looked at before it is opened: opening a pipe waits for somebody to write to it.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
         let file = File::open(path)?;
         if !file.metadata()?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));

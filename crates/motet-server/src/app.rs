@@ -6,8 +6,10 @@ use std::time::SystemTime;
 
 use motet_engine::{Engine, Request, Stream, SubmitError};
 use motet_text::{ChatTemplate, Tokenizer};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
+use crate::ask::READERS;
+use crate::body::Bodies;
 use crate::errors::ApiError;
 use crate::metrics::HttpCounters;
 use crate::server::ServerOptions;
@@ -39,6 +41,9 @@ pub(crate) struct App {
     /// Seconds since 1970 at which the server began.
     pub(crate) created: u64,
     pub(crate) counters: HttpCounters,
+    pub(crate) bodies: Arc<Bodies>,
+    /// A permit for each request that is being understood.
+    pub(crate) readers: Arc<Semaphore>,
     engine: OnceLock<Engine>,
     draining: AtomicBool,
     answers: watch::Sender<usize>,
@@ -59,6 +64,8 @@ impl App {
             model,
             created: now(),
             counters: HttpCounters::default(),
+            bodies: Arc::default(),
+            readers: Arc::new(Semaphore::new(READERS)),
             engine: OnceLock::new(),
             draining: AtomicBool::new(false),
             answers: watch::Sender::new(0),

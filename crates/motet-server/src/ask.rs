@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use axum::extract::Request as HttpRequest;
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, body::Body};
 use motet_engine::{Cut, CutMaker, Request};
@@ -20,6 +21,13 @@ use crate::params::{Params, random};
 use crate::shapes::{Head, Reply};
 use crate::sse;
 use crate::voice::Voice;
+
+/// Requests that are understood at once; a prompt is gone over by one thread.
+pub(crate) const READERS: usize = 2;
+
+/// What understanding a request takes for each byte of its body: its JSON, messages for the template, the prompt, its
+/// tokens. (About: a body that is nothing but commas takes more.)
+pub(crate) const READING: usize = 8;
 
 /// A request that is understood: nothing of it can fail any more but the engine's taking it.
 pub(crate) struct Ask<S> {
@@ -72,15 +80,21 @@ pub(crate) async fn answer<S: Shape>(
 ) -> Result<Response, ApiError> {
     let (parts, body): (_, Body) = request.into_parts();
     // Also where it will be refused: a client reads no error before it has written its request.
-    let body = read_body(&parts.headers, body, &app.options).await?;
-    app.ready()?;
+    let body = read_body(&parts.headers, body, &app.options, &app.bodies).await?;
+    check_origin(&parts.headers)?;
+    let most = app.ready()?.limits().queue;
     let model = app.model.clone();
+    // The semaphore is never closed.
+    let reader = app.readers.clone().acquire_owned().await;
     // A long prompt takes a while to parse, render and tokenise: not on a thread that others' streams wait for.
     let ask = tokio::task::spawn_blocking(move || {
-        let body = fields::parse(&body)?;
+        let _reader = reader;
+        let body = fields::parse(body.bytes())?;
         let fields = Fields::of(&body);
         check_model(&model, &fields)?;
-        understand(&model, &fields)
+        let ask = understand(&model, &fields)?;
+        check_choices(&ask, most)?;
+        Ok(ask)
     });
     let ask = ask
         .await
@@ -110,6 +124,32 @@ pub(crate) async fn answer<S: Shape>(
     let (wholes, usage) = whole(answer).await?;
     let choices: Vec<_> = (0..).zip(wholes).map(|(index, whole)| shape.choice(index, whole)).collect();
     Ok(Json(Reply { head: &head, choices, usage: Some(Some(usage)) }).into_response())
+}
+
+/// A browser lets any page send what a form could send; for JSON it asks this server first, which then knows the page
+/// ([`Cors`](crate::Cors)). Programs that are no browsers send no origin, and any type they like.
+fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
+    let of_a_page = headers.contains_key(header::ORIGIN);
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    if of_a_page && !kind.eq_ignore_ascii_case("application/json") {
+        return Err(ApiError::not_json());
+    }
+    Ok(())
+}
+
+/// A request that asks for more answers than may wait would be refused for ever.
+fn check_choices<S>(ask: &Ask<S>, most: usize) -> Result<(), ApiError> {
+    let choices = ask.prompts.len() * ask.params.choices as usize;
+    if choices <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "The request asks for {choices} answers ({} prompts, 'n' {}); this server takes {most} at most.",
+        ask.prompts.len(),
+        ask.params.choices
+    );
+    Err(ApiError::invalid(Some("n".to_string()), message))
 }
 
 /// The model of the request is the one that is served, or none is named.

@@ -1,5 +1,7 @@
 //! Reading a request's body: all of it, at most so many bytes, in at most so much time.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
@@ -14,29 +16,66 @@ use crate::server::ServerOptions;
 const DISCARDED: usize = 256 << 20;
 const DISCARDING: Duration = Duration::from_secs(10);
 
+/// Counts the bytes of all bodies that are held.
+#[derive(Debug, Default)]
+pub(crate) struct Bodies(AtomicUsize);
+
+/// The bytes of a body, counted while it is held.
+#[derive(Debug)]
+pub(crate) struct HeldBody {
+    bytes: Vec<u8>,
+    bodies: Arc<Bodies>,
+}
+
+impl HeldBody {
+    /// The body.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Takes in more of it, unless all bodies together are too many bytes then.
+    fn extend(&mut self, data: &[u8], most: usize) -> Result<(), ApiError> {
+        let count = &self.bodies.0;
+        let more = |held: usize| held.checked_add(data.len()).filter(|&held| held <= most);
+        count
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+            .map_err(|_| ApiError::too_many_bodies())?;
+        self.bytes.extend_from_slice(data);
+        Ok(())
+    }
+}
+
+impl Drop for HeldBody {
+    fn drop(&mut self) {
+        self.bodies.0.fetch_sub(self.bytes.len(), Ordering::AcqRel);
+    }
+}
+
 /// Reads a body.
 ///
 /// # Errors
-/// 413 where it is too large, 408 where it does not come, 400 where it breaks off.
+/// 413 where it is too large, 408 where it does not come, 400 where it breaks off, 503 where too much is held already.
 pub(crate) async fn read_body(
     headers: &HeaderMap,
     body: Body,
     options: &ServerOptions,
-) -> Result<Vec<u8>, ApiError> {
+    bodies: &Arc<Bodies>,
+) -> Result<HeldBody, ApiError> {
     let limit = options.max_body;
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > limit {
         throw_away(headers, body).await;
         return Err(ApiError::body_too_large(limit));
     }
-    match timeout(options.body_timeout, collect(body, announced, limit)).await {
+    let held = HeldBody { bytes: Vec::with_capacity(announced), bodies: bodies.clone() };
+    match timeout(options.body_timeout, collect(body, held, options)).await {
         Err(_) => Err(ApiError::body_too_slow()),
-        Ok(Err(error)) => Err(error),
-        Ok(Ok((bytes, None))) => Ok(bytes),
-        Ok(Ok((bytes, Some(rest)))) => {
-            drop(bytes);
-            throw_away(headers, rest).await;
-            Err(ApiError::body_too_large(limit))
+        Ok(Ok(held)) => Ok(held),
+        Ok(Err((error, rest))) => {
+            if let Some(rest) = rest {
+                throw_away(headers, rest).await;
+            }
+            Err(error)
         }
     }
 }
@@ -50,23 +89,25 @@ pub(crate) async fn throw_away(headers: &HeaderMap, body: Body) {
     }
 }
 
-/// The bytes of a body; with the rest of it where there are too many.
+/// The bytes of a body, or what is wrong with it and the rest of it.
 async fn collect(
     mut body: Body,
-    announced: usize,
-    limit: usize,
-) -> Result<(Vec<u8>, Option<Body>), ApiError> {
-    let mut bytes = Vec::with_capacity(announced);
+    mut held: HeldBody,
+    options: &ServerOptions,
+) -> Result<HeldBody, (ApiError, Option<Body>)> {
     while let Some(frame) = body.frame().await {
-        let frame =
-            frame.map_err(|_| ApiError::invalid(None, "The body broke off before its end.".to_string()))?;
+        let Ok(frame) = frame else {
+            return Err((ApiError::invalid(None, "The body broke off before its end.".to_string()), None));
+        };
         let Ok(data) = frame.into_data() else { continue };
-        if bytes.len() + data.len() > limit {
-            return Ok((bytes, Some(body)));
+        if held.bytes.len() + data.len() > options.max_body {
+            return Err((ApiError::body_too_large(options.max_body), Some(body)));
         }
-        bytes.extend_from_slice(&data);
+        if let Err(error) = held.extend(&data, options.max_bodies) {
+            return Err((error, Some(body)));
+        }
     }
-    Ok((bytes, None))
+    Ok(held)
 }
 
 async fn discard(mut body: Body) {

@@ -71,7 +71,8 @@ fn read_prompts<'a>(tokenizer: &Tokenizer, fields: &Fields<'a>) -> Result<Vec<Gi
         Some(Value::Array(values)) => match values.first() {
             Some(Value::Number(_)) => vec![ids(values, "prompt")?],
             _ if values.len() > MAX_PROMPTS => {
-                return Err(fields.must_be("prompt", &format!("an array of at most {MAX_PROMPTS} prompts")));
+                let what = format!("may hold {MAX_PROMPTS} prompts at most, but holds {}", values.len());
+                return Err(fields.wrong("prompt", &what));
             }
             _ => {
                 let read = |(index, value): (usize, &'a Value)| match value {

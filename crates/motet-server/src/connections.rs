@@ -20,6 +20,12 @@ use crate::socket::Socket;
 /// How long a connection may take to send the head of a request, idle keep-alive included.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 
+/// Bytes of a request's head at most, and of what hyper reads and writes at once.
+const BUFFER: usize = 16 << 10;
+
+/// Bytes of a connection at most: its buffers for reading and writing, and its task.
+pub(crate) const CONNECTION: usize = 2 * BUFFER + (32 << 10);
+
 /// How long to wait when the system refuses another connection (most often: no more file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -46,6 +52,7 @@ pub(crate) async fn accept(
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(BUFFER)
             .serve_connection(TokioIo::new(socket), service);
         let connection = graceful.watch(connection);
         tokio::spawn(async move {

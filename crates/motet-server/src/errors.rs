@@ -7,6 +7,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+use crate::metrics::PATHS;
+
 /// One error of the interface.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ApiError {
@@ -56,12 +58,14 @@ impl ApiError {
 
     /// 404: nothing is served under this path.
     pub(crate) fn no_route(method: &str, path: &str) -> ApiError {
-        let message = format!("There is nothing at {method} {path}.");
+        let message =
+            format!("There is nothing at {method} {}; this server has {}.", shown(path), PATHS.join(", "));
         ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message).code("unknown_url")
     }
 
     /// 404: another model than the one that is served.
     pub(crate) fn no_model(asked: &str, served: &str) -> ApiError {
+        let asked = shown(asked);
         let message = format!("The model '{asked}' does not exist here; this server serves '{served}'.");
         let error = ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message);
         ApiError { body: ErrorBody { param: Some("model".to_string()), ..error.body }, ..error }
@@ -70,7 +74,7 @@ impl ApiError {
 
     /// 405: the path exists, the method does not.
     pub(crate) fn no_method(method: &str, path: &str) -> ApiError {
-        let message = format!("{path} does not take {method}.");
+        let message = format!("{} does not take {method}.", shown(path));
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
             .code("method_not_allowed")
     }
@@ -85,6 +89,19 @@ impl ApiError {
     pub(crate) fn body_too_large(limit: usize) -> ApiError {
         let message = format!("The body is larger than the {limit} bytes that this server takes.");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message).code("body_too_large")
+    }
+
+    /// 415: a web page's request that its browser did not ask leave for.
+    pub(crate) fn not_json() -> ApiError {
+        let message = "A web page must send its request with 'Content-Type: application/json'.".to_string();
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message)
+            .code("unsupported_media_type")
+    }
+
+    /// 503: the bodies that are held are too large together.
+    pub(crate) fn too_many_bodies() -> ApiError {
+        let message = "Too many large requests are being read at once; try again in 1 s.".to_string();
+        ApiError::unavailable("busy", message, 1)
     }
 
     /// 500: the engine failed at this request.
@@ -107,6 +124,16 @@ impl ApiError {
     pub(crate) fn envelope(&self) -> Envelope<'_> {
         Envelope { error: &self.body }
     }
+}
+
+/// A name that a client sent, as far as it helps to see it.
+pub(crate) fn shown(name: &str) -> String {
+    const CHARACTERS: usize = 80;
+    let mut shown: String = name.chars().take(CHARACTERS).flat_map(char::escape_debug).collect();
+    if name.chars().nth(CHARACTERS).is_some() {
+        shown.push('…');
+    }
+    shown
 }
 
 impl IntoResponse for ApiError {

@@ -21,6 +21,9 @@ pub(crate) struct Fields<'a> {
 /// # Errors
 /// 400 with line and column where it is not JSON, 400 where it is not an object.
 pub(crate) fn parse(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    if body.trim_ascii().is_empty() {
+        return Err(ApiError::invalid(None, "The body is empty; it must be a JSON object.".to_string()));
+    }
     match serde_json::from_slice(body) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(other) => {
@@ -80,6 +83,13 @@ impl<'a> Fields<'a> {
         ApiError::invalid(Some(name), message)
     }
 
+    /// The complaint that a field is of the right type, and yet wrong.
+    pub(crate) fn wrong(&self, field: &str, what: &str) -> ApiError {
+        let name = self.name(field);
+        let message = format!("'{name}' {what}.");
+        ApiError::invalid(Some(name), message)
+    }
+
     /// The complaint that something is understood, but cannot be done here.
     pub(crate) fn unsupported(&self, field: &str, message: impl Into<String>) -> ApiError {
         ApiError::invalid(Some(self.name(field)), message.into()).code("unsupported_value")
@@ -104,6 +114,7 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match whole(value).filter(|number| range.contains(number)) {
             Some(number) => Ok(Some(number)),
+            None if range == (i64::MIN..=i64::MAX) => Err(self.must_be(field, "a whole number of 64 bits")),
             None if *range.end() == i64::MAX => {
                 Err(self.must_be(field, &format!("a whole number of at least {}", range.start())))
             }

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::errors::ApiError;
+use crate::errors::{ApiError, shown};
 use crate::fields::Fields;
 
 /// Who may speak.
@@ -30,10 +30,12 @@ pub(crate) fn read_messages(body: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
 /// One message.
 fn read_message(value: &Value, place: String) -> Result<Value, ApiError> {
     let fields = Fields::inside(value, place)?;
-    let one_of_the_roles = || fields.must_be("role", &format!("one of {}", ROLES.join(", ")));
-    let role = fields.text("role")?.ok_or_else(one_of_the_roles)?;
+    let one_of_the_roles = || format!("one of {}", ROLES.join(", "));
+    let role = fields.text("role")?.ok_or_else(|| fields.must_be("role", &one_of_the_roles()))?;
     if !ROLES.contains(&role) {
-        return Err(one_of_the_roles());
+        return Err(
+            fields.wrong("role", &format!("must be {}, but is '{}'", one_of_the_roles(), shown(role)))
+        );
     }
     let mut message = value.as_object().cloned().unwrap_or_default();
     message.insert("role".into(), if role == "developer" { "system" } else { role }.into());
@@ -70,7 +72,7 @@ fn read_parts(parts: &[Value], message: &Fields<'_>) -> Result<String, ApiError>
                 let message = format!(
                     "'{}' is '{}', but this model reads text only: content parts must have the type 'text'.",
                     part.name("type"),
-                    other.escape_debug()
+                    shown(other)
                 );
                 return Err(part.unsupported("type", message));
             }

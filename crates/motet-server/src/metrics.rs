@@ -28,8 +28,8 @@ impl HttpCounters {
     }
 }
 
-/// The paths that are counted by name.
-const PATHS: [&str; 6] =
+/// The paths there are; each is counted by name.
+pub(crate) const PATHS: [&str; 6] =
     ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/livez", "/metrics"];
 
 /// Counts requests when their headers go out.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 
 use crate::app::App;
@@ -17,8 +18,10 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
 /// One of it, by any of its names.
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelObject>, ApiError> {
+    // What is no text is no model either.
+    let Path(id) = id.unwrap_or_else(|_| Path("?".to_string()));
     if app.model.answers_to(&id) {
         Ok(Json(served(&app)))
     } else {

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher};
 use motet_engine::SamplingOptions;
 use serde_json::Value;
 
-use crate::errors::ApiError;
+use crate::errors::{ApiError, shown};
 use crate::fields::{Fields, whole};
 
 /// Stop strings a request may name, and the bytes each may have.
@@ -118,9 +118,13 @@ fn read_logit_bias(body: &Fields<'_>, vocab: usize) -> Result<Vec<(u32, f32)>, A
         match (id, bias) {
             (Some(id), Some(bias)) => Ok((id, bias as f32)),
             (None, _) => {
-                Err(body.must_be("logit_bias", &format!("a map from token ids below {vocab} to biases")))
+                let what = format!("must have token ids below {vocab} as keys, but has '{}'", shown(token));
+                Err(body.wrong("logit_bias", &what))
             }
-            (_, None) => Err(body.must_be("logit_bias", "a map from token ids to numbers from -100 to 100")),
+            (Some(id), None) => {
+                let what = format!("must map token ids to numbers from -100 to 100, but does not for {id}");
+                Err(body.wrong("logit_bias", &what))
+            }
         }
     };
     biases.iter().map(read).collect()
@@ -128,23 +132,23 @@ fn read_logit_bias(body: &Fields<'_>, vocab: usize) -> Result<Vec<(u32, f32)>, A
 
 /// The stop strings: one, or a list.
 fn read_stops(body: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let wrong = || {
-        let what = format!(
-            "a string or an array of at most {MAX_STOPS} strings, none of them empty or longer than {MAX_STOP_BYTES} bytes"
-        );
-        body.must_be("stop", &what)
-    };
     let stops = match body.get("stop") {
         None => return Ok(Vec::new()),
         Some(Value::Array(stops)) => stops.as_slice(),
         Some(stop) => std::slice::from_ref(stop),
     };
     if stops.len() > MAX_STOPS {
-        return Err(wrong());
+        let what = format!("may hold {MAX_STOPS} strings at most, but holds {}", stops.len());
+        return Err(body.wrong("stop", &what));
     }
-    let read = |stop: &Value| {
-        let stop = stop.as_str().filter(|stop| (1..=MAX_STOP_BYTES).contains(&stop.len()));
-        stop.map(str::to_string).ok_or_else(wrong)
+    let read = |stop: &Value| match stop.as_str() {
+        Some(stop) if (1..=MAX_STOP_BYTES).contains(&stop.len()) => Ok(stop.to_string()),
+        Some(stop) => {
+            let what =
+                format!("may hold strings of 1 to {MAX_STOP_BYTES} bytes, but holds one of {}", stop.len());
+            Err(body.wrong("stop", &what))
+        }
+        None => Err(body.must_be("stop", "a string or an array of strings")),
     };
     stops.iter().map(read).collect()
 }

@@ -10,14 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::server::graceful::GracefulShutdown;
-use motet_engine::Engine;
+use motet_engine::{Engine, Line};
 use tokio::net::TcpListener;
 use tokio::select;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::app::{App, Model};
-use crate::connections::accept;
+use crate::ask::{READERS, READING};
+use crate::connections::{CONNECTION, accept};
 use crate::cors::Cors;
 use crate::routes::routes;
 
@@ -34,6 +35,8 @@ pub struct ServerOptions {
     pub cors: Cors,
     /// Bytes of a request's body at most.
     pub max_body: usize,
+    /// Bytes of all bodies that are held at once; beyond that the answer is 503.
+    pub max_bodies: usize,
     /// How long a body may take to arrive.
     pub body_timeout: Duration,
     /// Connections at once; more wait.
@@ -51,12 +54,25 @@ impl Default for ServerOptions {
             port: 8080,
             api_key: None,
             cors: Cors::default(),
-            max_body: 16 << 20,
+            max_body: 4 << 20,
+            max_bodies: 16 << 20,
             body_timeout: Duration::from_secs(60),
-            max_connections: 1024,
+            max_connections: 256,
             drain_timeout: Duration::from_secs(30),
             comment_interval: Duration::from_secs(5),
         }
+    }
+}
+
+impl ServerOptions {
+    /// What clients may make the server hold at most, for the plan's [`front_end`](motet_engine::Options::front_end).
+    pub fn memory(&self) -> Vec<Line> {
+        let reading = self.max_bodies + READERS * READING * self.max_body;
+        let line = |name: String, bytes: usize| Line { name, bytes: bytes as u64, parts: Vec::new() };
+        vec![
+            line(format!("{} connections", self.max_connections), self.max_connections * CONNECTION),
+            line("requests that are being read".to_string(), reading),
+        ]
     }
 }
 
@@ -73,7 +89,9 @@ pub enum ServerError {
         port: u16,
     },
     /// The address cannot be listened on.
-    #[error("cannot listen on {host}:{port}: {source}")]
+    #[error(
+        "cannot listen on host {host}, port {port}: {source}; --host takes an address of this machine or a name of it"
+    )]
     Listen {
         /// The address asked for.
         host: String,

@@ -393,6 +393,8 @@ async fn what_is_wrong_is_refused_before_any_header_of_a_stream() {
         ),
         (CHAT, ask("hi", json!({"logprobs": 3})), 400, json!("logprobs"), Value::Null),
         (CHAT, ask("hi", json!({"n": 9})), 400, json!("n"), Value::Null),
+        // More answers than may ever wait: not a 503, since they would not fit later either.
+        (COMPLETIONS, json!({"prompt": ["a", "b", "c"], "n": 3}), 400, json!("n"), Value::Null),
         (CHAT, ask("hi", json!({"max_tokens": 0})), 400, json!("max_tokens"), Value::Null),
         (
             CHAT,
@@ -483,6 +485,87 @@ async fn the_template_sees_tools_and_variables() {
     assert_eq!(said(json!({"tools": tools, "tool_choice": "none"})).await, "0  ");
 }
 
+/// Of the right type, and yet wrong: the message says what is.
+#[tokio::test]
+async fn a_wrong_value_is_told_from_a_wrong_type() {
+    let server = serve().await;
+    let long = "x".repeat(100_000);
+    for (more, message) in [
+        (json!({"stop": ""}), "'stop' may hold strings of 1 to 1024 bytes, but holds one of 0."),
+        (json!({"stop": ["a", 5]}), "'stop' must be a string or an array of strings, but is an array."),
+        (json!({"stop": vec!["a"; 65]}), "'stop' may hold 64 strings at most, but holds 65."),
+        (
+            json!({"logit_bias": {"260": 1}}),
+            "'logit_bias' must have token ids below 260 as keys, but has '260'.",
+        ),
+        (
+            json!({"logit_bias": {"7": 101}}),
+            "'logit_bias' must map token ids to numbers from -100 to 100, but does not for 7.",
+        ),
+        (json!({"seed": 1.5}), "'seed' must be a whole number of 64 bits, but is 1.5."),
+        (
+            json!({"messages": [{"role": "robot", "content": "hi"}]}),
+            "'messages[0].role' must be one of system, developer, user, assistant, tool, but is 'robot'.",
+        ),
+    ] {
+        let (status, error) = refused(server.address, CHAT, &with(ask("hi", json!({})), more)).await;
+        assert_eq!((status, &error["message"]), (400, &message.into()));
+    }
+    // What a client makes up is not sent back to it at any length.
+    for body in [
+        ask("hi", json!({"model": long})),
+        json!({"messages": [{"role": long, "content": "hi"}]}),
+        json!({"messages": [{"role": "user", "content": [{"type": long}]}]}),
+        ask("hi", json!({"logit_bias": {"x".repeat(100_000): 1}})),
+    ] {
+        let (_, error) = refused(server.address, CHAT, &body).await;
+        assert!(error["message"].as_str().unwrap().len() < 300, "{error}");
+    }
+}
+
+/// A page may make a browser send what a form could send, without asking. The server does not compute for it.
+#[tokio::test]
+async fn a_page_that_did_not_ask_leave_is_not_answered() {
+    let server = serve().await;
+    let body = ask("[hi]", json!({})).to_string();
+    let status = async |headers: &str| {
+        head(send(server.address, "POST", CHAT, headers, body.as_bytes()).await).await.status
+    };
+    let origin = "Origin: https://elsewhere.example\r\n";
+    assert_eq!(status(&format!("{origin}Content-Type: text/plain\r\n")).await, 415);
+    assert_eq!(status(origin).await, 415);
+    // For this a browser has asked; whether the page may see the answer is the browser's affair.
+    assert_eq!(status(&format!("{origin}Content-Type: application/json; charset=utf-8\r\n")).await, 200);
+    // What is no browser may say what it likes: `curl -d` says that it is a form.
+    assert_eq!(status("Content-Type: application/x-www-form-urlencoded\r\n").await, 200);
+}
+
+#[tokio::test]
+async fn bodies_that_are_too_large_together_are_told_to_come_back() {
+    let limits = ServerOptions { max_body: 3000, max_bodies: 4000, ..options() };
+    let server = start_with(limits, &scripted(&engine_options()).0).ready().await;
+    let body = ask(&format!("[hi]{}", "x".repeat(400)), json!({})).to_string();
+    // Holds 2,900 of 3,000 bytes and does not go on.
+    let mut slow = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    let part = format!("POST {CHAT} HTTP/1.1\r\nHost: h\r\nContent-Length: 3000\r\n\r\n{}", " ".repeat(2900));
+    tokio::io::AsyncWriteExt::write_all(&mut slow, part.as_bytes()).await.unwrap();
+    let ask = async |body: &[u8]| head(send(server.address, "POST", CHAT, "", body).await).await;
+    let padded = [body.as_bytes(), &b" ".repeat(1200 - body.len())].concat();
+    let mut refused = loop {
+        let response = ask(&padded).await;
+        // Until the server has read what the slow one sent.
+        if response.status != 200 {
+            break response;
+        }
+    };
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    assert_eq!(refused.json().await["error"]["code"], "busy");
+    // There is room for a small one, and for the large one when the slow one has left.
+    assert_eq!(ask(body.as_bytes()).await.status, 200);
+    drop(slow);
+    while ask(&padded).await.status != 200 {}
+}
+
 #[tokio::test]
 async fn bodies_that_are_no_requests() {
     let server = start_with(ServerOptions { max_body: 4096, ..options() }, &scripted(&engine_options()).0);
@@ -494,7 +577,8 @@ async fn bodies_that_are_no_requests() {
     let (status, error) = send_raw("", b"{\"messages\": [}").await;
     assert_eq!(status, 400);
     assert_eq!(error["message"], "The body is not valid JSON: expected value at line 1 column 15.");
-    assert_eq!(send_raw("", b"").await.0, 400);
+    let (status, error) = send_raw("", b" ").await;
+    assert_eq!((status, &error["message"]), (400, &"The body is empty; it must be a JSON object.".into()));
 
     let (status, error) = send_raw("", &vec![b' '; 4097]).await;
     assert_eq!((status, &error["code"]), (413, &"body_too_large".into()));

@@ -64,7 +64,8 @@ async fn unknown_paths_methods_and_models_are_told_in_openais_shape() {
     let server = start_loading(options());
     let mut nowhere = get(server.address, "/v1/nowhere").await;
     let error = json!({"error": {
-        "message": "There is nothing at GET /v1/nowhere.", "type": "invalid_request_error", "param": null,
+        "message": "There is nothing at GET /v1/nowhere; this server has /v1/chat/completions, /v1/completions, /v1/models, /health, /livez, /metrics.",
+        "type": "invalid_request_error", "param": null,
         "code": "unknown_url",
     }});
     assert_eq!((nowhere.status, nowhere.json().await), (404, error));
@@ -85,6 +86,13 @@ async fn unknown_paths_methods_and_models_are_told_in_openais_shape() {
         "type": "invalid_request_error", "param": "model", "code": "model_not_found",
     }});
     assert_eq!(other.json().await, error);
+
+    // A name that is no text, and one that is too long to be repeated.
+    let mut no_text = get(server.address, "/v1/models/%ff").await;
+    assert_eq!((no_text.status, &no_text.json().await["error"]["code"]), (404, &"model_not_found".into()));
+    let mut long = get(server.address, &format!("/v1/models/{}", "x".repeat(5000))).await;
+    let message = long.json().await["error"]["message"].as_str().unwrap().to_string();
+    assert!(message.starts_with("The model 'xxxx") && message.len() < 200, "{message}");
 }
 
 #[tokio::test]
@@ -174,7 +182,9 @@ async fn a_server_that_is_loading_stops_at_once() {
 
 #[tokio::test]
 async fn a_refusal_is_read_by_a_client_that_sent_much() {
-    let server = start_loading(ServerOptions { api_key: Some("key".to_string()), ..options() });
+    let (max_body, max_bodies) = (8 << 20, 16 << 20);
+    let api_key = Some("key".to_string());
+    let server = start_loading(ServerOptions { api_key, max_body, max_bodies, ..options() });
     let much = vec![b' '; 8 << 20];
     for (headers, status) in [("", 401), ("Authorization: Bearer key\r\n", 503)] {
         let asked = send(server.address, "POST", "/v1/chat/completions", headers, &much).await;

@@ -11,13 +11,14 @@ use std::time::Instant;
 use clap::Args;
 use motet_cpu::{CpuDevice, CpuOptions};
 use motet_engine::clock::RealClock;
-use motet_engine::{Driver, Engine, Event, Machine, Options, Plan, Request, SamplingOptions, Stream, Turn};
+use motet_engine::{Driver, Engine, Event, Options, Request, SamplingOptions, Stream, Turn};
 use motet_model::{Device, KvFormat};
 use serde::Serialize;
 
 use crate::Outcome;
-use crate::model::Model;
+use crate::model::{self, Model};
 use crate::options::ModelArgs;
+use crate::output::say;
 
 /// Arguments of `motet bench`.
 #[derive(Debug, Args)]
@@ -112,8 +113,8 @@ impl Bench {
             decode,
         };
         match self.json {
-            true => println!("{}", serde_json::to_string_pretty(&report)?),
-            false => print!("{report}"),
+            true => say!("{}\n", serde_json::to_string_pretty(&report)?)?,
+            false => say!("{report}")?,
         }
         Ok(())
     }
@@ -169,7 +170,7 @@ impl Wheel {
     /// Loads the weights.
     fn new(model: &Model, options: Options, device: CpuDevice) -> Result<Self, Box<dyn Error>> {
         let (network, file) = (&model.weights.network, &model.weights.file);
-        let plan = Plan::new(network, &options, Machine::here(), &device)?;
+        let plan = model::plan(network, &options, &device)?;
         let stage = device.prepare(network, file, 0..network.layers, plan.limits())?;
         file.release_all();
         let (engine, driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stage)?;

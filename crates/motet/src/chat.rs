@@ -4,13 +4,13 @@
 //! everything else to standard error.
 
 use std::error::Error;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
-use motet_engine::{Engine, Event, FinishReason, Machine, Plan, Request};
+use motet_engine::{Engine, Event, FinishReason, Request, SubmitError};
 use motet_text::{Conversation, Special};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use crate::Outcome;
 use crate::model::{self, Model};
 use crate::options::{EngineArgs, ModelArgs};
+use crate::output::{OutputError, note, say};
 use crate::run::SamplingArgs;
 
 const HELP: &str = "\
@@ -61,7 +62,7 @@ impl Chat {
     pub(crate) fn run(self) -> Outcome {
         let model = Model::open(self.model.model.as_deref())?;
         let device = model::device(self.model.threads())?;
-        let plan = Plan::new(&model.weights.network, &self.engine.options(), Machine::here(), &device)?;
+        let plan = model::plan(&model.weights.network, &self.engine.options(), &device)?;
         let engine = model.weights.start(plan, device);
         engine.wait_until_loaded()?;
 
@@ -70,7 +71,7 @@ impl Chat {
         if terminal {
             // In a pipe Ctrl-C ends the program as usual.
             signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&stop))?;
-            eprintln!("{}: /help says what can be typed", model.name);
+            note!("{}: /help says what can be typed", model.name);
         }
         let mut editor = DefaultEditor::new()?;
         let mut messages = self.beginning();
@@ -84,17 +85,20 @@ impl Chat {
                     messages.push(json!({ "role": "user", "content": text }));
                     match self.answer(&model, &engine, &messages, &stop) {
                         Ok(answer) => messages.push(json!({ "role": "assistant", "content": answer })),
-                        Err(error) if terminal => {
+                        Err(error) if terminal && !error.is::<OutputError>() => {
                             messages.pop();
-                            eprintln!("motet: {error}");
+                            note!("motet: {error}");
+                            if let Some(SubmitError::TooLong { .. }) = error.downcast_ref() {
+                                note!("/reset begins a new conversation; --ctx gives it more room");
+                            }
                         }
                         Err(error) => return Err(error),
                     }
                 }
                 Input::Reset => messages = self.beginning(),
-                Input::Help => eprintln!("{HELP}"),
-                Input::Unknown(command) => eprintln!("there is no {command}; /help says what there is"),
-                Input::Interrupt if !again => eprintln!("Ctrl-C again ends the program"),
+                Input::Help => note!("{HELP}"),
+                Input::Unknown(command) => note!("there is no {command}; /help says what there is"),
+                Input::Interrupt if !again => note!("Ctrl-C again ends the program"),
                 Input::Interrupt | Input::End => return Ok(()),
             }
         }
@@ -126,18 +130,16 @@ impl Chat {
         stop.store(false, Ordering::Relaxed);
         let mut stream = engine.submit(request)?;
         let mut text = model.tokenizer.stream();
-        let mut out = std::io::stdout().lock();
         let mut answer = String::new();
         let mut show = |piece: &str| {
             answer.push_str(piece);
-            out.write_all(piece.as_bytes()).and_then(|()| out.flush())
+            say!("{piece}")
         };
+        let mut reason = None;
         while !stop.load(Ordering::Relaxed) {
             match stream.try_next() {
                 Some(Event::Token { scored, .. }) => show(text.push(scored.token))?,
-                Some(Event::Finished { reason: FinishReason::Length, .. }) => {
-                    eprintln!("(the answer was cut at its limit of tokens)");
-                }
+                Some(Event::Finished { reason: why, .. }) => reason = Some(why),
                 Some(Event::Failed(error)) => return Err(error.into()),
                 Some(_) => {}
                 None if stream.is_over() => break,
@@ -146,7 +148,10 @@ impl Chat {
             }
         }
         show(text.finish())?;
-        writeln!(out)?;
+        say!("\n")?;
+        if reason == Some(FinishReason::Length) {
+            note!("(the answer was cut at its limit of tokens)");
+        }
         Ok(answer)
     }
 }

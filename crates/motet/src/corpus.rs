@@ -24,8 +24,8 @@ pub(crate) struct CorpusArgs {
     #[arg(long, short, default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=1 << 20))]
     pub(crate) ctx: u32,
     /// Chunks at most [default: all]
-    #[arg(long)]
-    pub(crate) chunks: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) chunks: Option<u32>,
 }
 
 impl CorpusArgs {
@@ -35,10 +35,11 @@ impl CorpusArgs {
     /// The file can't be read as text, or it is shorter than a chunk.
     pub(crate) fn chunks(&self, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Box<dyn Error>> {
         let shown = self.file.display();
-        let text = std::fs::read_to_string(&self.file).map_err(|e| format!("{shown}: {e}"))?;
+        let bytes = std::fs::read(&self.file).map_err(|e| format!("{shown}: {e}"))?;
+        let text = String::from_utf8(bytes).map_err(|_| format!("{shown} is not a text in UTF-8"))?;
         // The line break that ends a file is not part of its text, as llama.cpp has it.
         let tokens = tokenizer.encode_prompt(text.strip_suffix('\n').unwrap_or(&text), Special::AsText);
-        let chunks = cut(&tokens, self.ctx as usize, tokenizer.bos(), self.chunks);
+        let chunks = cut(&tokens, self.ctx as usize, tokenizer.bos(), self.chunks.map(|n| n as usize));
         if chunks.is_empty() {
             let (found, ctx) = (tokens.len(), self.ctx);
             return Err(format!("{shown} has {found} tokens, a chunk takes {ctx}; lower --ctx").into());

@@ -7,13 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::{Args, ValueEnum};
-use motet_engine::{Machine, Plan};
 use motet_gguf::{Format, ModelFile, Value, Writer};
 use motet_model::{KvFormat, Observer};
 
@@ -21,6 +19,7 @@ use crate::Outcome;
 use crate::corpus::{self, CorpusArgs};
 use crate::model::{self, Model};
 use crate::options::ModelArgs;
+use crate::output::say;
 use crate::perplexity::Surprise;
 
 /// Arguments of `motet imatrix`.
@@ -47,6 +46,10 @@ enum FileFormat {
 
 impl Imatrix {
     pub(crate) fn run(&self) -> Outcome {
+        // A file that cannot be written is told before the work, not after it. What is there stays until the end.
+        let path = self.output.display();
+        let refused = |error: std::io::Error| format!("{path}: {error}");
+        OpenOptions::new().write(true).create(true).truncate(false).open(&self.output).map_err(refused)?;
         let model = Model::open(self.model.model.as_deref())?;
         let chunks = self.corpus.chunks(&model.tokenizer)?;
         let origin = Origin {
@@ -57,7 +60,7 @@ impl Imatrix {
         let device = model::device(self.model.threads())?;
         // One chunk at a time, so that sums don't depend on how chunks share batches.
         let options = self.corpus.options(1, KvFormat::F16);
-        let plan = Plan::new(&model.weights.network, &options, Machine::here(), &device)?;
+        let plan = model::plan(&model.weights.network, &options, &device)?;
         let sums = Arc::new(Mutex::new(Sums::of(&model.weights.file)));
         let engine = model.weights.start_observed(plan, device, Box::new(Watcher(Arc::clone(&sums))));
         engine.wait_until_loaded()?;
@@ -73,11 +76,8 @@ impl Imatrix {
             FileFormat::Gguf => sums.gguf(&origin)?,
             FileFormat::Dat => sums.dat(&origin),
         };
-        let path = self.output.display();
-        let mut out = BufWriter::new(File::create(&self.output).map_err(|e| format!("{path}: {e}"))?);
-        out.write_all(&bytes).and_then(|()| out.flush()).map_err(|e| format!("{path}: {e}"))?;
-        println!("{path}: {} weights, {} chunks", sums.by_weight.len(), origin.chunks);
-        println!("{surprise}");
+        std::fs::write(&self.output, bytes).map_err(refused)?;
+        say!("{path}: {} weights, {} chunks\n{surprise}\n", sums.by_weight.len(), origin.chunks)?;
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! `motet inspect`: what a model file holds, and the program that runs it. Reads the header only.
 //!
-//! What can be said of any GGUF file is said even where the network is unknown; the error comes after it.
+//! What can be said of any GGUF file is said even where network, tokenizer or template are unknown; the error comes
+//! after it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,9 +11,11 @@ use clap::Args;
 use motet_gguf::{Metadata, ModelFile, Strings, TensorInfo, Value};
 use motet_model::Network;
 use motet_model::program::{Op, StateKind};
+use motet_text::{ChatTemplate, Tokenizer};
 use serde::Serialize;
 
 use crate::listing::Listing;
+use crate::output::say;
 use crate::{Outcome, bytes, model};
 
 /// Arguments of `motet inspect`.
@@ -33,18 +36,26 @@ impl Inspect {
         let file = model::open_file(self.file.as_deref())?;
         let network = Network::from_gguf(&file);
         let found = network.as_ref().ok();
+        let text = || {
+            let tokenizer = Tokenizer::from_gguf(file.metadata())?;
+            ChatTemplate::from_gguf(file.metadata(), &tokenizer)
+        };
+        let unusable: Outcome = match &network {
+            Err(error) => Err(error.to_string().into()),
+            Ok(_) => text().map(drop).map_err(Into::into),
+        };
         let report = Report {
             file: FileFacts::of(&file),
             network: found.map(NetworkFacts::of),
             program: found.filter(|_| self.program).map(|network| Listing::of(&network.trunk)),
             draft: found.filter(|_| self.program).and_then(|n| n.draft.as_ref()).map(Listing::of),
-            error: network.as_ref().err().map(ToString::to_string),
+            error: unusable.as_ref().err().map(ToString::to_string),
         };
         match self.json {
-            true => println!("{}", serde_json::to_string_pretty(&report)?),
-            false => print!("{report}"),
+            true => say!("{}\n", serde_json::to_string_pretty(&report)?)?,
+            false => say!("{report}")?,
         }
-        network.map(|_| ()).map_err(Into::into)
+        unusable
     }
 }
 

@@ -1,16 +1,16 @@
 //! From a path to a model: file, network, tokenizer, template. Reads headers only; the engine loads the weights.
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use motet_cpu::{CpuDevice, CpuOptions};
-use motet_engine::{Engine, Plan};
+use motet_engine::{Engine, Machine, Options, Plan};
 use motet_gguf::{GgufError, ModelFile};
 use motet_model::{Device, Network, Observer};
 use motet_text::{ChatTemplate, Tokenizer};
 
-use crate::pull;
+use crate::{bytes, pull};
 
 /// The built-in model: a demonstration that starts at once. See `assets/MODEL_CARD.md`.
 static BUILT_IN: &[u8] = include_bytes!("../../../assets/motet-demo.gguf");
@@ -31,25 +31,42 @@ pub(crate) enum OpenError {
     File(#[from] GgufError),
 }
 
-/// Opens a model file, a pulled model by its name, or the built-in model. A path that exists wins.
+/// Opens a model file, a pulled model by its name, or the built-in model.
 ///
 /// # Errors
 /// What is wrong with the file, or that there is none.
 pub(crate) fn open_file(path: Option<&Path>) -> Result<ModelFile, OpenError> {
-    let Some(path) = path else { return Ok(ModelFile::from_static(BUILT_IN)?) };
+    match path {
+        None => Ok(ModelFile::from_static(BUILT_IN)?),
+        Some(path) => Ok(ModelFile::open(&find(path)?)?),
+    }
+}
+
+/// The file that is meant. A path that exists wins.
+fn find(path: &Path) -> Result<PathBuf, OpenError> {
     if path.exists() {
-        return Ok(ModelFile::open(path)?);
+        return Ok(path.to_owned());
     }
-    match pull::pulled(path) {
-        Some(pulled) => Ok(ModelFile::open(&pulled)?),
-        None => Err(OpenError::Missing(path.display().to_string())),
-    }
+    pull::pulled(path).ok_or_else(|| OpenError::Missing(path.display().to_string()))
+}
+
+/// What the model in a file is called: the file's name without its ending and, of a split model, without its number.
+fn name_of(path: &Path) -> String {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let whole = name.rsplit_once("-of-").and_then(|(first, count)| {
+        let (whole, part) = first.rsplit_once('-')?;
+        (number(part) && number(count)).then_some(whole)
+    });
+    whole.unwrap_or(&name).to_owned()
 }
 
 /// A model whose header has been read and checked.
 pub(crate) struct Model {
-    /// What it is called when it is served: the file's stem.
+    /// What it is called when it is served.
     pub(crate) name: String,
+    /// What it is called as well: the file's name, and the name that stands in it.
+    pub(crate) aliases: Vec<String>,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) template: ChatTemplate,
     pub(crate) weights: Weights,
@@ -67,13 +84,17 @@ impl Model {
     /// # Errors
     /// What is wrong with the file, its network, its tokenizer or its template.
     pub(crate) fn open(path: Option<&Path>) -> Result<Self, Box<dyn Error>> {
-        let file = open_file(path)?;
-        let stem = path.and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
-        let name = stem.unwrap_or_else(|| BUILT_IN_NAME.into());
+        let found = path.map(find).transpose()?;
+        let file = open_file(found.as_deref())?;
+        let path = found.unwrap_or_else(|| Path::new(BUILT_IN_NAME).with_extension("gguf"));
         let network = Arc::new(Network::from_gguf(&file)?);
         let tokenizer = Arc::new(Tokenizer::from_gguf(file.metadata())?);
         let template = ChatTemplate::from_gguf(file.metadata(), &tokenizer)?;
-        Ok(Self { name, tokenizer, template, weights: Weights { file: Arc::new(file), network } })
+        let stem = |path: &Path| Some(path.file_stem()?.to_string_lossy().into_owned());
+        let file_name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let aliases = [stem(&path), file_name, network.name.clone()].into_iter().flatten().collect();
+        let name = name_of(&path);
+        Ok(Self { name, aliases, tokenizer, template, weights: Weights { file: Arc::new(file), network } })
     }
 }
 
@@ -105,6 +126,34 @@ impl Weights {
     }
 }
 
+/// Plans an engine that this machine has room for.
+///
+/// # Errors
+/// Those of [`Plan::new`]; the plan does not fit this machine.
+pub(crate) fn plan(network: &Network, options: &Options, device: &CpuDevice) -> Result<Plan, Box<dyn Error>> {
+    let plan = Plan::new(network, options, Machine::here(), device)?;
+    match plan.machine.memory {
+        Some(there) if !plan.fits => Err(too_large(&plan, there).into()),
+        _ => Ok(plan),
+    }
+}
+
+/// Why a plan is refused on a machine that has `there` bytes to spare, and what helps.
+fn too_large(plan: &Plan, there: u64) -> String {
+    let advice = match plan.smallest_memory <= there {
+        true => format!("lower --sessions or --ctx, or set --memory to at least {}", plan.smallest_memory),
+        false => format!(
+            "nothing less than {} would do; lower --ctx, or take a smaller model",
+            bytes::show(plan.smallest_memory)
+        ),
+    };
+    format!(
+        "{} of memory are needed, but this machine has {} to spare; {advice}",
+        bytes::show(plan.most),
+        bytes::show(there)
+    )
+}
+
 /// The CPU with the defaults of this machine, or so many threads.
 ///
 /// # Errors
@@ -115,4 +164,42 @@ pub(crate) fn device(threads: Option<usize>) -> Result<CpuDevice, Box<dyn Error>
         options.threads = threads;
     }
     Ok(CpuDevice::new(options))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_called_like_its_file() {
+        for (path, name) in [
+            ("/models/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_1"),
+            ("big-Q4_K_M-00001-of-00003.gguf", "big-Q4_K_M"),
+            ("one-of-many.gguf", "one-of-many"),
+            ("plain", "plain"),
+        ] {
+            assert_eq!(name_of(Path::new(path)), name);
+        }
+    }
+
+    #[test]
+    fn the_built_in_model_answers_to_all_its_names() {
+        let model = Model::open(None).expect("the built-in model opens");
+        assert_eq!(model.name, BUILT_IN_NAME);
+        assert!(model.aliases.contains(&"motet-demo.gguf".to_owned()), "{:?}", model.aliases);
+        assert!(model.aliases.contains(&model.weights.network.name.clone().expect("the file names it")));
+    }
+
+    #[test]
+    fn a_plan_that_does_not_fit_is_refused_with_what_helps() {
+        let model = Model::open(None).expect("the built-in model opens");
+        let device = device(Some(1)).expect("a CPU");
+        let plan = |memory| {
+            let machine = Machine { memory: Some(memory) };
+            Plan::new(&model.weights.network, &Options::default(), machine, &device).expect("a plan")
+        };
+        let least = plan(u64::MAX).smallest_memory;
+        assert!(too_large(&plan(least), least).ends_with(&format!("set --memory to at least {least}")));
+        assert!(too_large(&plan(least - 1), least - 1).contains("a smaller model"));
+    }
 }

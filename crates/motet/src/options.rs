@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use motet_engine::Options;
 use motet_model::KvFormat;
+use motet_server::ServerOptions;
 
 use crate::bytes;
 
@@ -52,6 +53,18 @@ pub(crate) struct EngineArgs {
 }
 
 impl EngineArgs {
+    /// The limits of the server that suit them: a connection for each conversation that can run or wait, and some for
+    /// those that are kept open or only look.
+    pub(crate) fn server_options(&self) -> ServerOptions {
+        let options = self.options();
+        ServerOptions { max_connections: options.sessions + options.queue + 128, ..ServerOptions::default() }
+    }
+
+    /// As the engine takes them under a server.
+    pub(crate) fn served_options(&self) -> Options {
+        Options { front_end: self.server_options().memory(), ..self.options() }
+    }
+
     /// As the engine takes them.
     pub(crate) fn options(&self) -> Options {
         Options {

@@ -4,10 +4,7 @@
 //! llama.cpp's method, so that numbers can be compared: chunks are read one by one without what was before them, and
 //! of each the second half is scored, where every token has at least half a chunk before it.
 
-use std::io::Write;
-
 use clap::Args;
-use motet_engine::{Machine, Plan};
 use motet_model::{Device, KvFormat};
 use serde_json::json;
 
@@ -15,6 +12,7 @@ use crate::Outcome;
 use crate::corpus::{self, CorpusArgs};
 use crate::model::{self, Model};
 use crate::options::ModelArgs;
+use crate::output::say;
 
 /// Chunks read at once.
 const AT_ONCE: usize = 4;
@@ -42,7 +40,7 @@ impl Perplexity {
         let device = model::device(self.model.threads())?;
         let name = device.name();
         let options = self.corpus.options(AT_ONCE, self.kv);
-        let plan = Plan::new(&model.weights.network, &options, Machine::here(), &device)?;
+        let plan = model::plan(&model.weights.network, &options, &device)?;
         let engine = model.weights.start(plan, device);
         engine.wait_until_loaded()?;
 
@@ -52,8 +50,7 @@ impl Perplexity {
             surprise.chunk(logprobs);
             done += 1;
             if !self.json {
-                print!("[{done}]{:.4},", surprise.perplexity());
-                std::io::stdout().flush()?;
+                say!("[{done}]{:.4},", surprise.perplexity())?;
             }
             Ok(())
         })?;
@@ -68,9 +65,9 @@ impl Perplexity {
                 "perplexity": surprise.perplexity(),
                 "standard_error": surprise.standard_error(),
             });
-            println!("{out:#}");
+            say!("{out:#}\n")?;
         } else {
-            println!("\n{surprise}");
+            say!("\n{surprise}\n")?;
         }
         Ok(())
     }

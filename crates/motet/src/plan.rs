@@ -1,11 +1,12 @@
-//! `motet plan`: the bytes that a model would use, without loading it.
+//! `motet plan`: the bytes that `motet serve` would use for a model, without loading it.
 
 use clap::Args;
 use motet_engine::{Machine, Plan};
-use motet_model::Network;
 
+use crate::Outcome;
+use crate::model::{self, Model};
 use crate::options::{EngineArgs, ModelArgs};
-use crate::{Outcome, model};
+use crate::output::say;
 
 /// Arguments of `motet plan`.
 #[derive(Debug, Args)]
@@ -21,14 +22,14 @@ pub(crate) struct PlanCommand {
 
 impl PlanCommand {
     pub(crate) fn run(&self) -> Outcome {
-        let file = model::open_file(self.model.model.as_deref())?;
-        let network = Network::from_gguf(&file)?;
+        // All of the model is looked at: what cannot be served needs no plan.
+        let network = Model::open(self.model.model.as_deref())?.weights.network;
         let device = model::device(self.model.threads())?;
-        let plan = Plan::new(&network, &self.engine.options(), Machine::here(), &device)?;
+        let plan = Plan::new(&network, &self.engine.served_options(), Machine::here(), &device)?;
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&plan)?);
+            say!("{}\n", serde_json::to_string_pretty(&plan)?)?;
         } else {
-            println!("{plan}");
+            say!("{plan}")?;
         }
         Ok(())
     }

@@ -1,15 +1,14 @@
 //! `motet run`: one or several prompts at once, answers to standard output.
 
-use std::io::Write;
-
 use clap::Args;
-use motet_engine::{Event, FinishReason, Machine, Plan, Request, SamplingOptions, Stream};
+use motet_engine::{Event, FinishReason, Options, Request, SamplingOptions, Stream};
 use motet_text::{Conversation, Detokenizer, Special};
 use serde_json::json;
 
 use crate::Outcome;
 use crate::model::{self, Model};
 use crate::options::{EngineArgs, ModelArgs};
+use crate::output::{note, say};
 
 /// Arguments of `motet run`.
 #[derive(Debug, Args)]
@@ -69,22 +68,25 @@ impl Run {
     pub(crate) fn run(self) -> Outcome {
         let model = Model::open(self.model.model.as_deref())?;
         let device = model::device(self.model.threads())?;
-        let plan = Plan::new(&model.weights.network, &self.engine.options(), Machine::here(), &device)?;
+        let prompts = self.prompt.len();
+        let options = Options { queue: prompts.max(Options::default().queue), ..self.engine.options() };
+        let plan = model::plan(&model.weights.network, &options, &device)?;
         let engine = model.weights.start(plan, device);
-        engine.wait_until_loaded()?;
         let mut streams = Vec::new();
         for prompt in &self.prompt {
             let mut request = Request::new(self.tokens(&model, prompt)?);
             request.sampling = self.sampling.options();
             request.max_tokens = self.max_tokens;
             request.end_tokens = model.tokenizer.ends().to_vec();
+            // What is wrong with a request is told before the weights are there.
             streams.push(engine.submit(request)?);
         }
+        engine.wait_until_loaded()?;
         // One answer is printed as it comes; of several each follows its prompt, when it is complete.
         let alone = streams.len() == 1;
         for (stream, prompt) in streams.into_iter().zip(&self.prompt) {
             if !alone {
-                println!("> {prompt}");
+                say!("> {prompt}\n")?;
             }
             print_answer(stream, model.tokenizer.stream())?;
         }
@@ -108,21 +110,18 @@ impl Run {
 
 /// Prints an answer as it comes and a line break behind it.
 fn print_answer(mut stream: Stream, mut text: Detokenizer) -> Outcome {
-    let mut out = std::io::stdout().lock();
     while let Some(event) = stream.blocking_next() {
         match event {
-            Event::Token { scored, .. } => out.write_all(text.push(scored.token).as_bytes())?,
+            Event::Token { scored, .. } => say!("{}", text.push(scored.token))?,
             Event::Finished { reason, .. } => {
-                out.write_all(text.finish().as_bytes())?;
-                writeln!(out)?;
+                say!("{}\n", text.finish())?;
                 if reason == FinishReason::Length {
-                    eprintln!("(the answer was cut at its limit of tokens)");
+                    note!("(the answer was cut at its limit of tokens)");
                 }
             }
             Event::Failed(error) => return Err(error.into()),
             _ => {}
         }
-        out.flush()?;
     }
     Ok(())
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use clap::Args;
-use motet_engine::{Machine, Plan};
 use motet_server::{Cors, Model as ServedModel, Server, ServerOptions};
 
 use crate::model::{self, Model};
 use crate::options::{EngineArgs, ModelArgs};
+use crate::output::note;
 use crate::{Outcome, bytes};
 
 /// Arguments of `motet serve`.
@@ -35,20 +35,19 @@ impl Serve {
     pub(crate) fn run(self) -> Outcome {
         let model = Model::open(self.model.model.as_deref())?;
         let device = model::device(self.model.threads())?;
-        let plan = Plan::new(&model.weights.network, &self.engine.options(), Machine::here(), &device)?;
-        let Model { name, tokenizer, template, weights } = model;
+        let plan = model::plan(&model.weights.network, &self.engine.served_options(), &device)?;
+        let Model { name, aliases, tokenizer, template, weights } = model;
         let network = Arc::clone(&weights.network);
-        let aliases = network.name.iter().cloned().collect();
         let served = ServedModel { name: name.clone(), aliases, tokenizer, template };
         let options = ServerOptions {
             host: self.host,
             port: self.port,
-            api_key: self.api_key,
+            api_key: self.api_key.filter(|key| !key.is_empty()),
             cors: self.cors,
-            ..ServerOptions::default()
+            ..self.engine.server_options()
         };
         let server = Server::bind(options, Arc::new(served))?;
-        eprintln!(
+        note!(
             "{} ({}), {} conversations of {} tokens at once, {} in all; http://{}/v1",
             name,
             network.architecture,
@@ -58,7 +57,7 @@ impl Serve {
             server.address(),
         );
         if self.model.model.is_none() {
-            eprintln!(
+            note!(
                 "This is the built-in demonstration model: it shows the server, not what models can do. A real one: \
                  motet pull smollm2-135m, then motet serve --model FILE"
             );

