@@ -5,6 +5,7 @@
 use std::fmt;
 use std::hint::black_box;
 use std::str::FromStr;
+use std::sync::LazyLock;
 
 /// An instruction set that kernels are compiled for, slowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,13 +52,16 @@ impl Isa {
         }
     }
 
-    /// Whether this build and this CPU have it. Cheap: detection is cached by the standard library.
+    /// Whether this build and this CPU have it. Cheap: every kernel asks.
+    #[inline]
     pub fn is_available(self) -> bool {
-        match self {
-            Isa::Scalar => true,
-            Isa::Avx2 => detect::avx2(),
-            Isa::Avx512 => detect::avx512(),
-        }
+        static BEST: LazyLock<Isa> = LazyLock::new(|| match () {
+            () if detect::avx512() => Isa::Avx512,
+            () if detect::avx2() => Isa::Avx2,
+            () => Isa::Scalar,
+        });
+        // Each has all of those before it.
+        self <= *BEST
     }
 
     /// The instruction sets of this build and this CPU, slowest first. Never empty.

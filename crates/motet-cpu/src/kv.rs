@@ -243,6 +243,19 @@ pub(crate) enum Tile<'a> {
     Q8_0 { quants: &'a [i8], scales: &'a [u16] },
 }
 
+impl Tile<'_> {
+    /// Where it lies and how many bytes it has.
+    pub(crate) fn extent(&self) -> (*const u8, usize) {
+        match self {
+            Tile::F32(values) => (values.as_ptr().cast(), size_of_val(*values)),
+            Tile::F16(halves) => (halves.as_ptr().cast(), size_of_val(*halves)),
+            Tile::Q8_0 { quants, scales } => {
+                (quants.as_ptr().cast(), size_of_val(*quants) + size_of_val(*scales))
+            }
+        }
+    }
+}
+
 /// Decodes a tile to floats in its own order, exactly. `out` has the tile's length, a multiple of 64.
 #[inline(always)]
 pub(crate) fn decode_tile<L: Lanes>(l: L, tile: Tile<'_>, part: KvPart, out: &mut [f32]) {
@@ -452,8 +465,8 @@ pub fn write_segments(
     k: HeadRows<'_>,
     v: HeadRows<'_>,
 ) -> Result<(), WorkerPanic> {
-    /// Below this many numbers a region costs more than it saves.
-    const WORTH_SHARING: usize = 8192;
+    /// Below this many numbers a region costs more than it saves (measured).
+    const WORTH_SHARING: usize = 512;
     let shape = &pages.place.shape;
     let rows: usize = segments.iter().map(|segment| segment.rows).sum();
     let numbers = rows * shape.kv_heads * (shape.head_dim_k + shape.head_dim_v);

@@ -1,6 +1,7 @@
 //! A device that runs networks on the CPU: the definition of every operation on rows, and faster ways to the same bits.
 
 pub mod activations;
+pub mod arena;
 pub mod attention;
 pub mod device;
 pub mod isa;

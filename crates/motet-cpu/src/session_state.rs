@@ -9,8 +9,8 @@ use motet_model::device::{DeviceError, KvFormat};
 use motet_model::layout::StateLayout;
 use motet_model::program::{Program, StateId, StateKind};
 
+use crate::arena::Arena;
 use crate::kv::{KvPages, KvPagesMut, KvPlace, KvShape, NAN_FILL};
-use crate::panels::WeightArena;
 use crate::shared_rows::RowsMut;
 
 /// The pages of one pool: where each layer's part lies.
@@ -52,12 +52,12 @@ impl PageLayout {
 /// A stage's part of every session's state.
 #[derive(Debug)]
 pub(crate) struct SessionState {
-    pools: Vec<(PageLayout, WeightArena)>,
+    pools: Vec<(PageLayout, Arena)>,
     /// First float of each recurrent state in a slot.
     recurrent_at: Vec<usize>,
     recurrent_floats: usize,
-    slots: WeightArena,
-    checkpoints: WeightArena,
+    slots: Arena,
+    checkpoints: Arena,
 }
 
 impl SessionState {
@@ -71,11 +71,7 @@ impl SessionState {
         checkpoints: usize,
     ) -> Result<Self, DeviceError> {
         let map = |what, bytes: usize| {
-            WeightArena::allocate(bytes).map_err(|source| DeviceError::Memory {
-                what,
-                bytes: bytes as u64,
-                source,
-            })
+            Arena::allocate(bytes).map_err(|source| DeviceError::Memory { what, bytes: bytes as u64, source })
         };
         let pools = pages
             .into_iter()

@@ -10,8 +10,9 @@ use motet_model::device::DeviceError;
 use motet_model::layout::manifest;
 use motet_model::program::{Op, Program, Weight, WeightId, WeightKind};
 
+use crate::arena::Arena;
 use crate::device::unsupported;
-use crate::panels::{PackedMatrix, PackedShape, PanelError, WeightArena};
+use crate::panels::{PackedMatrix, PackedShape, PanelError};
 use crate::pool::Pool;
 use crate::rows::convolution::taps_first;
 
@@ -44,7 +45,7 @@ pub(crate) enum Loaded {
 /// Rows that are looked up, in the file's format.
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
-    arena: Arc<WeightArena>,
+    arena: Arc<Arena>,
     offset: usize,
     rows: usize,
     row_bytes: usize,
@@ -76,11 +77,11 @@ fn arena_bytes(weight: &Weight) -> Result<usize, DeviceError> {
         WeightKind::Table => weight.file_bytes() as usize,
         WeightKind::Matrix => matrix_shape(weight)?.bytes(),
         WeightKind::Experts => {
-            let one = matrix_shape(weight)?.bytes().next_multiple_of(WeightArena::ALIGNMENT);
+            let one = matrix_shape(weight)?.bytes().next_multiple_of(Arena::ALIGNMENT);
             one.checked_mul(weight.shape[2]).ok_or_else(|| unsupported("experts beyond the address space"))?
         }
     };
-    Ok(bytes.next_multiple_of(WeightArena::ALIGNMENT))
+    Ok(bytes.next_multiple_of(Arena::ALIGNMENT))
 }
 
 impl WeightsLayout {
@@ -109,7 +110,7 @@ impl WeightsLayout {
         pool: &mut Pool,
     ) -> Result<Vec<Loaded>, DeviceError> {
         let bytes = self.arena_bytes as u64;
-        let mut arena = WeightArena::allocate(self.arena_bytes).map_err(|source| DeviceError::Memory {
+        let mut arena = Arena::allocate(self.arena_bytes).map_err(|source| DeviceError::Memory {
             what: "weights",
             bytes,
             source,
@@ -204,7 +205,7 @@ fn pack(
     let shape = matrix_shape(weight)?;
     let bytes = file.bytes(info);
     let matrix_bytes = shape.n_out() * shape.row_bytes();
-    let packed = shape.bytes().next_multiple_of(WeightArena::ALIGNMENT);
+    let packed = shape.bytes().next_multiple_of(Arena::ALIGNMENT);
     let rows_of_panel = shape.channels(0..1).len().max(1);
     let slab = (SLAB / (rows_of_panel * shape.row_bytes())).max(1);
     for (expert, part) in part.chunks_exact_mut(packed).enumerate() {

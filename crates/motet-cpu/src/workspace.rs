@@ -7,7 +7,6 @@ use std::marker::PhantomData;
 
 use motet_model::program::{BufferId, Cols, RESIDUAL};
 
-use crate::matmul;
 use crate::rows::Rows;
 use crate::shared_rows::RowsMut;
 
@@ -90,12 +89,6 @@ impl<'a> Buffers<'a> {
         Rows::new(self.tail_from(cols.buffer, cols.at), self.rows, cols.width, self.stride(cols.buffer))
     }
 
-    /// Columns, as input of a product with float weights.
-    pub(crate) fn product_input(&self, cols: Cols) -> matmul::Rows<'_> {
-        let stride = self.stride(cols.buffer);
-        matmul::Rows::float(self.tail_from(cols.buffer, cols.at), self.rows, cols.width, stride)
-    }
-
     /// All columns of a buffer, to write.
     pub(crate) fn write(&mut self, id: BufferId) -> RowsMut<'_> {
         let (start, width) = self.buffer(id);
@@ -144,6 +137,18 @@ impl<'a> Buffers<'a> {
         (out, unsafe { std::slice::from_raw_parts(start, self.rows * width) })
     }
 
+    /// The rows of some buffers, `count` at a time, for threads that work on different rows at the same time.
+    ///
+    /// # Panics
+    /// If two of the buffers overlap.
+    pub(crate) fn by_rows<'b>(&'b mut self, touched: &'b [BufferId], count: usize) -> ByRows<'b, 'a> {
+        for (i, &id) in touched.iter().enumerate() {
+            let apart = touched[..i].iter().all(|&other| self.apart(id, other));
+            assert!(apart, "buffers of one region overlap: {touched:?}");
+        }
+        ByRows { buffers: self, touched, count, next: 0 }
+    }
+
     /// Whether two buffers have no byte in common.
     fn apart(&self, a: BufferId, b: BufferId) -> bool {
         let ((a, a_width), (b, b_width)) = (self.buffer(a), self.buffer(b));
@@ -172,14 +177,77 @@ impl Others<'_, '_> {
         self.buffers.tail_from(id, at)
     }
 
-    /// One row of a buffer.
-    pub(crate) fn row(&self, id: BufferId, row: usize) -> &[f32] {
-        let stride = self.stride(id);
-        &self.tail_from(id, 0)[row * stride..][..stride]
-    }
-
     /// Floats from a row of the buffer to the next.
     pub(crate) fn stride(&self, id: BufferId) -> usize {
         self.buffers.stride(id)
+    }
+}
+
+/// Hands out rows of some buffers, each once.
+#[derive(Debug)]
+pub(crate) struct ByRows<'b, 'a> {
+    buffers: &'b Buffers<'a>,
+    touched: &'b [BufferId],
+    count: usize,
+    next: usize,
+}
+
+// SAFETY: exclusive access to plain floats (made from `&mut Buffers`) may move to another thread.
+unsafe impl Send for ByRows<'_, '_> {}
+
+/// Some rows of buffers that no one else has.
+#[derive(Debug)]
+pub(crate) struct RowPart<'b, 'a> {
+    buffers: &'b Buffers<'a>,
+    touched: &'b [BufferId],
+    rows: std::ops::Range<usize>,
+}
+
+/// One row of buffers that no one else has.
+#[derive(Debug)]
+pub(crate) struct Row<'b, 'a> {
+    buffers: &'b Buffers<'a>,
+    touched: &'b [BufferId],
+    row: usize,
+}
+
+impl<'b, 'a> Iterator for ByRows<'b, 'a> {
+    type Item = RowPart<'b, 'a>;
+
+    fn next(&mut self) -> Option<RowPart<'b, 'a>> {
+        let rows = self.next..(self.next + self.count).min(self.buffers.rows);
+        self.next = rows.end;
+        (!rows.is_empty()).then_some(RowPart { buffers: self.buffers, touched: self.touched, rows })
+    }
+}
+
+impl<'b, 'a> Iterator for RowPart<'b, 'a> {
+    type Item = Row<'b, 'a>;
+
+    fn next(&mut self) -> Option<Row<'b, 'a>> {
+        self.rows.next().map(|row| Row { buffers: self.buffers, touched: self.touched, row })
+    }
+}
+
+impl Row<'_, '_> {
+    /// Its number in the batch.
+    pub(crate) fn number(&self) -> usize {
+        self.row
+    }
+
+    /// This row of different buffers.
+    ///
+    /// # Panics
+    /// If two of them are the same, or one is not among those that were asked for.
+    pub(crate) fn parts<const N: usize>(&mut self, ids: [BufferId; N]) -> [&mut [f32]; N] {
+        for (i, id) in ids.iter().enumerate() {
+            assert!(self.touched.contains(id) && !ids[..i].contains(id), "{ids:?} of {:?}", self.touched);
+        }
+        ids.map(|id| {
+            let (start, width) = self.buffers.buffer(id);
+            // SAFETY: `Buffers::new` checked the extent and `by_rows` that the buffers are apart; each row is handed out
+            // once, `&mut self` lends it once at a time, and the buffers differ from each other.
+            unsafe { std::slice::from_raw_parts_mut(start.add(self.row * width), width) }
+        })
     }
 }

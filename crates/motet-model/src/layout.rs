@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use crate::batch::MAX_POOLS;
-use crate::program::{BufferId, Program, RESIDUAL, StateKind, WeightId};
+use crate::program::{BufferId, Op, Program, RESIDUAL, StateKind, WeightId};
 
 /// Attention layers of one kind: they share page tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +49,23 @@ impl StateLayout {
     }
 }
 
+/// Cuts `ops` (indices into `program.ops`) into runs that a device may execute as one parallel region: operations that
+/// look at their own row only, products of the same rows, or one operation of another kind.
+pub fn regions(program: &Program, ops: &[usize]) -> Vec<Range<usize>> {
+    let belongs = |before: &Op, op: &Op| match (before, op) {
+        (Op::Linear { x: a, .. }, Op::Linear { x: b, .. }) => a == b,
+        _ => before.is_row_wise() && op.is_row_wise(),
+    };
+    let mut regions: Vec<Range<usize>> = Vec::new();
+    for i in 0..ops.len() {
+        match regions.last_mut() {
+            Some(last) if belongs(&program.ops[ops[i - 1]].1, &program.ops[ops[i]].1) => last.end = i + 1,
+            _ => regions.push(i..i + 1),
+        }
+    }
+    regions
+}
+
 /// Where the buffers of a stage's operations lie, in floats per row: buffers that don't live at the same time
 /// share columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,9 +78,11 @@ pub struct WorkspaceLayout {
 
 impl WorkspaceLayout {
     /// Places each buffer of `ops` (indices into `program.ops`) into the first gap that is free whenever it is alive,
-    /// wide buffers first. Columns are multiples of 16 floats.
+    /// wide buffers first. Columns are multiples of 16 floats. A region (see [`regions`]) is one moment: all that its
+    /// operations touch is alive together.
     pub fn of(program: &Program, ops: &[usize]) -> Self {
-        let of_buffer = |id: usize| (id, lives(program, ops, BufferId(id)));
+        let regions = regions(program, ops);
+        let of_buffer = |id: usize| (id, lives(program, ops, &regions, BufferId(id)));
         let mut buffers: Vec<(usize, Vec<Range<usize>>)> =
             (0..program.buffers.len()).map(of_buffer).collect();
         buffers.retain(|(id, lives)| BufferId(*id) != RESIDUAL && !lives.is_empty());
@@ -100,13 +119,14 @@ impl WorkspaceLayout {
     }
 }
 
-/// When a buffer holds something that will be read: from its first write to its last read. An operation that writes
-/// it without reading it, after it was read, begins a new life: layers share buffers, not what is in them.
-fn lives(program: &Program, ops: &[usize], buffer: BufferId) -> Vec<Range<usize>> {
+/// When a buffer holds something that will be read, in regions: from its first write to its last read. An operation
+/// that writes it without reading it, after it was read, begins a new life: layers share buffers, not what is in them.
+fn lives(program: &Program, ops: &[usize], regions: &[Range<usize>], buffer: BufferId) -> Vec<Range<usize>> {
     let mut lives: Vec<Range<usize>> = Vec::new();
     let mut was_read = true;
-    for (time, &op) in ops.iter().enumerate() {
-        let t = program.ops[op].1.touches();
+    let timed = regions.iter().enumerate().flat_map(|(time, ops)| ops.clone().map(move |i| (time, i)));
+    for (time, i) in timed {
+        let t = program.ops[ops[i]].1.touches();
         let (reads, writes) = (t.reads.contains(&buffer), t.writes.contains(&buffer));
         if !reads && !writes {
             continue;

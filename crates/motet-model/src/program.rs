@@ -472,6 +472,27 @@ impl Op {
         }
     }
 
+    /// Whether a row's result depends on nothing but the same row of the buffers: several such operations may be run
+    /// one after the other for each row.
+    pub fn is_row_wise(&self) -> bool {
+        match self {
+            Op::Embed { .. }
+            | Op::Norm { .. }
+            | Op::UnitNorm { .. }
+            | Op::Rope { .. }
+            | Op::Gate { .. }
+            | Op::Add { .. }
+            | Op::Route { .. }
+            | Op::Combine { .. } => true,
+            Op::Linear { .. }
+            | Op::Attend { .. }
+            | Op::Convolve { .. }
+            | Op::Delta { .. }
+            | Op::ExpertLinear { .. }
+            | Op::Head { .. } => false,
+        }
+    }
+
     /// The buffers, weights and state of this operation.
     pub fn touches(&self) -> Touches {
         let mut t = Touches::default();

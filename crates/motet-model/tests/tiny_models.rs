@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use motet_gguf::{Metadata, ModelFile, Value, Writer};
 use motet_model::header::ModelError;
-use motet_model::layout::{StateLayout, WorkspaceLayout, manifest};
+use motet_model::layout::{StateLayout, WorkspaceLayout, manifest, regions};
 use motet_model::program::{Op, RESIDUAL};
 use motet_model::{Network, Program};
 
@@ -69,6 +69,30 @@ fn no_operation_overwrites_what_will_be_read() {
         }
         let sum: usize = program.buffers[1..].iter().map(|b| b.width).sum();
         assert!(layout.width < sum, "{name}: nothing is shared, {} columns of {sum}", layout.width);
+    }
+}
+
+#[test]
+fn what_a_region_touches_lies_apart_and_operations_keep_their_order() {
+    for name in MODELS {
+        let program = network(name).trunk;
+        let (ops, layout) = (all_ops(&program), WorkspaceLayout::of(&program, &all_ops(&program)));
+        let regions = regions(&program, &ops);
+        assert_eq!(regions.iter().cloned().flatten().collect::<Vec<_>>(), ops, "{name}");
+        assert!(regions.len() < ops.len(), "{name}: nothing runs together");
+        for region in regions {
+            let touched: BTreeSet<usize> = region
+                .flat_map(|op| {
+                    let t = program.ops[op].1.touches();
+                    t.reads.into_iter().chain(t.writes).map(|b| b.0)
+                })
+                .filter(|&b| b != RESIDUAL.0)
+                .collect();
+            let mut columns: Vec<_> =
+                touched.iter().map(|&b| (layout.at[b].unwrap(), program.buffers[b].width)).collect();
+            columns.sort_unstable();
+            assert!(columns.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "{name}: {columns:?}");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::kv::{HeadRows, KvPages, KvPart, PAGE_POSITIONS, Segment, Tile, decode
 use crate::lanes::{LANES, Lanes};
 use crate::shared_rows::RowsMut;
 
-use super::products::{Factors, Sums, add_products};
+use super::products::{Factors, Next, Sums, add_products};
 use super::softmax::{close_split, finish, fold_split, soften, start_split, start_total};
 use super::{AttentionShape, SPLIT_POSITIONS};
 
@@ -198,12 +198,16 @@ fn attend_tile<L: Lanes>(
     let queries = work.queries_of(rows.clone(), group);
     let page = work.segment.pages[first / PAGE_POSITIONS];
 
+    let v = pages.tile(page, KvPart::V, work.kv_head);
     let k = ready(l, pages.tile(page, KvPart::K, work.kv_head), KvPart::K, queries.len(), scratch.k);
     let scores = &mut scratch.scores[queries.start * PAGE_POSITIONS..queries.end * PAGE_POSITIONS];
     scores.fill(0.0);
     let factors =
         Factors { all: &scratch.q[queries.start * head_dim..], stride: head_dim, terms: 0..head_dim };
-    add_products(l, factors, k, PAGE_POSITIONS, queries.len(), Sums { all: scores, stride: PAGE_POSITIONS });
+    let sums = Sums { all: scores, stride: PAGE_POSITIONS };
+    // Nobody sees the keys behind those of the last row.
+    let seen = work.keys_in_tile(shape, rows.end - 1, first).end.next_multiple_of(LANES);
+    add_products(l, factors, k, PAGE_POSITIONS, seen, queries.len(), sums, Next::tile(v, head_dim));
 
     for i in queries.clone() {
         let keys = work.keys_in_tile(shape, work.rows.start + i / group, first);
@@ -212,7 +216,9 @@ fn attend_tile<L: Lanes>(
         soften(l, scores, keys, shape.scale, running, padded_v);
     }
 
-    let v = ready(l, pages.tile(page, KvPart::V, work.kv_head), KvPart::V, queries.len(), scratch.v);
+    let next = next_page(shape, work, first)
+        .map_or(Next::NONE, |page| Next::tile(pages.tile(page, KvPart::K, work.kv_head), PAGE_POSITIONS));
+    let v = ready(l, v, KvPart::V, queries.len(), scratch.v);
     // Keys in ascending order, in runs that the same rows see.
     let mut key = 0;
     while key < PAGE_POSITIONS {
@@ -231,9 +237,16 @@ fn attend_tile<L: Lanes>(
             all: &mut scratch.running[queries.start * lens.running()..queries.end * lens.running()],
             stride: lens.running(),
         };
-        add_products(l, factors, v, padded_v, queries.len(), sums);
+        add_products(l, factors, v, padded_v, padded_v, queries.len(), sums, next);
         key = end;
     }
+}
+
+/// The page behind the one from position `first` on, if the item looks at it.
+fn next_page(shape: &AttentionShape, work: &Work<'_>, first: usize) -> Option<u32> {
+    let next = first + PAGE_POSITIONS;
+    let end = work.keys(shape, work.rows.end - 1).end.min(work.splits.end * SPLIT_POSITIONS);
+    (next < end).then(|| work.segment.pages[next / PAGE_POSITIONS])
 }
 
 /// The tile as the products can read it: decoded to floats where that pays or there is no other way.

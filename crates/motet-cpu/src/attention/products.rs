@@ -21,6 +21,33 @@ pub(super) struct Sums<'a> {
     pub(super) stride: usize,
 }
 
+/// The tile that is needed after this one, asked for line by line meanwhile.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Next {
+    bytes: *const u8,
+    lines_per_term: usize,
+}
+
+impl Next {
+    /// `tile`, while `terms` terms are added up.
+    pub(super) fn tile(tile: Tile<'_>, terms: usize) -> Self {
+        let (bytes, len) = tile.extent();
+        Self { bytes, lines_per_term: len.div_ceil(CACHE_LINE).div_ceil(terms) }
+    }
+
+    /// None.
+    pub(super) const NONE: Self = Self { bytes: std::ptr::null(), lines_per_term: 0 };
+
+    #[inline(always)]
+    fn ask<L: Lanes>(self, l: L, term: usize) {
+        for line in 0..self.lines_per_term {
+            l.prefetch(self.bytes, (term * self.lines_per_term + line) * CACHE_LINE);
+        }
+    }
+}
+
+const CACHE_LINE: usize = 64;
+
 /// What a tile is made of.
 trait Element: Copy {
     fn load<L: Lanes>(l: L, values: &[Self; LANES]) -> L::F;
@@ -42,19 +69,22 @@ impl Element for u16 {
 }
 
 /// `sums[q][column] = fma(factors[q][t], tile[t][column], sums[q][column])` for each term t in ascending order: both
-/// products of attention. `width` is the length of the tile's rows, a multiple of 16.
+/// products of attention. `columns` are computed, of a tile whose rows have `width`; both are multiples of 16. `next` is a
+/// matter of time only.
 #[inline(always)]
 pub(super) fn add_products<L: Lanes>(
     l: L,
     factors: Factors<'_>,
     tile: Tile<'_>,
     width: usize,
+    columns: usize,
     queries: usize,
     sums: Sums<'_>,
+    next: Next,
 ) {
     match tile {
-        Tile::F32(values) => add_products_of(l, factors, values, width, queries, sums),
-        Tile::F16(halves) => add_products_of(l, factors, halves, width, queries, sums),
+        Tile::F32(values) => add_products_of(l, factors, values, width, columns, queries, sums, next),
+        Tile::F16(halves) => add_products_of(l, factors, halves, width, columns, queries, sums, next),
         Tile::Q8_0 { .. } => unreachable!("Q8_0 tiles are decoded first"),
     }
 }
@@ -65,18 +95,21 @@ fn add_products_of<L: Lanes, E: Element>(
     factors: Factors<'_>,
     tile: &[E],
     width: usize,
+    columns: usize,
     queries: usize,
     mut sums: Sums<'_>,
+    mut next: Next,
 ) {
     let mut column = 0;
-    while column < width {
+    while column < columns {
         // As many sums as the registers hold, see `Lanes::VECTORS`.
-        let vectors = if L::VECTORS >= 32 { ((width - column) / LANES).min(4) } else { 1 };
+        let vectors = if L::VECTORS >= 32 { ((columns - column) / LANES).min(4) } else { 1 };
         match vectors {
-            4 => add_columns::<L, E, 4>(l, &factors, tile, width, column, queries, &mut sums),
-            2 | 3 => add_columns::<L, E, 2>(l, &factors, tile, width, column, queries, &mut sums),
-            _ => add_columns::<L, E, 1>(l, &factors, tile, width, column, queries, &mut sums),
+            4 => add_columns::<L, E, 4>(l, &factors, tile, width, column, queries, &mut sums, next),
+            2 | 3 => add_columns::<L, E, 2>(l, &factors, tile, width, column, queries, &mut sums, next),
+            _ => add_columns::<L, E, 1>(l, &factors, tile, width, column, queries, &mut sums, next),
         }
+        next = Next::NONE;
         column += LANES * if vectors == 3 { 2 } else { vectors };
     }
 }
@@ -90,16 +123,18 @@ fn add_columns<L: Lanes, E: Element, const V: usize>(
     column: usize,
     queries: usize,
     sums: &mut Sums<'_>,
+    mut next: Next,
 ) {
     let mut query = 0;
     while query < queries {
         query += match queries - query {
-            1 => add_block::<L, E, 1, V>(l, factors, tile, width, column, query, sums),
-            2 => add_block::<L, E, 2, V>(l, factors, tile, width, column, query, sums),
-            3 | 5 => add_block::<L, E, 3, V>(l, factors, tile, width, column, query, sums),
-            4 | 7 | 8 => add_block::<L, E, 4, V>(l, factors, tile, width, column, query, sums),
-            _ => add_block::<L, E, 6, V>(l, factors, tile, width, column, query, sums),
+            1 => add_block::<L, E, 1, V>(l, factors, tile, width, column, query, sums, next),
+            2 => add_block::<L, E, 2, V>(l, factors, tile, width, column, query, sums, next),
+            3 | 5 => add_block::<L, E, 3, V>(l, factors, tile, width, column, query, sums, next),
+            4 | 7 | 8 => add_block::<L, E, 4, V>(l, factors, tile, width, column, query, sums, next),
+            _ => add_block::<L, E, 6, V>(l, factors, tile, width, column, query, sums, next),
         };
+        next = Next::NONE;
     }
 }
 
@@ -113,6 +148,7 @@ fn add_block<L: Lanes, E: Element, const Q: usize, const V: usize>(
     column: usize,
     query: usize,
     sums: &mut Sums<'_>,
+    next: Next,
 ) -> usize {
     let terms = factors.terms.len();
     let mut factor_of = [&[][..]; Q];
@@ -125,6 +161,7 @@ fn add_block<L: Lanes, E: Element, const Q: usize, const V: usize>(
     }
     let rows = tile[factors.terms.start * width..factors.terms.end * width].chunks_exact(width);
     for (t, row) in rows.enumerate() {
+        next.ask(l, factors.terms.start + t);
         let row = &row[column..column + V * LANES].as_chunks::<LANES>().0[..V];
         let mut values = [l.splat(0.0); V];
         for (values, row) in values.iter_mut().zip(row) {

@@ -40,6 +40,12 @@ pub trait Lanes: Copy {
     /// How many vectors of sixteen floats the registers hold: what a kernel may keep at hand. Never a matter of bits.
     const VECTORS: usize;
 
+    /// Asks for the cache line at `bytes + ahead`; may be beyond anything that exists.
+    #[inline(always)]
+    fn prefetch(self, bytes: *const u8, ahead: usize) {
+        let _ = (bytes, ahead);
+    }
+
     // ---- into lanes and out ----
 
     /// The same number in every lane.

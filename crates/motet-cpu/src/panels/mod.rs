@@ -4,7 +4,6 @@
 //! Packing is lossless: [`PackedMatrix::dequantize_row`] gives the bits that the file's row would give, so a
 //! tied embedding needs no second copy. No kernel may depend on anything but `layout`'s bytes.
 
-mod arena;
 pub(crate) mod blocks;
 pub(crate) mod layout;
 mod pack;
@@ -16,7 +15,7 @@ use std::sync::Arc;
 
 use motet_gguf::Format;
 
-pub use arena::WeightArena;
+use crate::arena::Arena;
 use layout::Layout;
 pub use layout::PANEL;
 
@@ -52,7 +51,7 @@ pub enum PanelError {
     /// The place in the arena does not hold the matrix.
     #[error(
         "{bytes} bytes of packed weights at {offset} do not fit an arena of {arena} bytes in steps of {}",
-        WeightArena::ALIGNMENT
+        Arena::ALIGNMENT
     )]
     Place {
         /// Where the matrix should begin.
@@ -73,12 +72,12 @@ pub struct PackedShape {
     layout: Layout,
 }
 
-/// The bytes of a packed matrix `[n_out, k]`: a multiple of [`WeightArena::ALIGNMENT`].
+/// The bytes of a packed matrix `[n_out, k]`: a multiple of [`Arena::ALIGNMENT`].
 ///
 /// # Errors
 /// If the format has no kernels, `k` is no multiple of its block, or the size overflows.
 pub fn packed_bytes(format: Format, n_out: usize, k: usize) -> Result<usize, PanelError> {
-    Ok(PackedShape::new(format, n_out, k)?.bytes().next_multiple_of(WeightArena::ALIGNMENT))
+    Ok(PackedShape::new(format, n_out, k)?.bytes().next_multiple_of(Arena::ALIGNMENT))
 }
 
 impl PackedShape {
@@ -96,7 +95,7 @@ impl PackedShape {
         (k / expected)
             .checked_mul(layout.super_bytes())
             .and_then(|panel| panel.checked_mul(shape.panel_count()))
-            .filter(|&bytes| bytes <= isize::MAX as usize - WeightArena::ALIGNMENT)
+            .filter(|&bytes| bytes <= isize::MAX as usize - Arena::ALIGNMENT)
             .ok_or(PanelError::Size { format, n_out, k })?;
         Ok(shape)
     }
@@ -170,7 +169,7 @@ impl PackedShape {
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     shape: PackedShape,
-    arena: Arc<WeightArena>,
+    arena: Arc<Arena>,
     offset: usize,
 }
 
@@ -179,14 +178,10 @@ impl PackedMatrix {
     ///
     /// # Errors
     /// If the arena does not have these bytes or the offset is not aligned.
-    pub fn new(
-        shape: PackedShape,
-        arena: Arc<WeightArena>,
-        offset: usize,
-    ) -> Result<PackedMatrix, PanelError> {
+    pub fn new(shape: PackedShape, arena: Arc<Arena>, offset: usize) -> Result<PackedMatrix, PanelError> {
         let (bytes, arena_bytes) = (shape.bytes(), arena.bytes().len());
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= arena_bytes);
-        if !fits || !offset.is_multiple_of(WeightArena::ALIGNMENT) {
+        if !fits || !offset.is_multiple_of(Arena::ALIGNMENT) {
             return Err(PanelError::Place { offset, bytes, arena: arena_bytes });
         }
         Ok(PackedMatrix { shape, arena, offset })
@@ -201,7 +196,7 @@ impl PackedMatrix {
     /// # Panics
     /// As [`PackedShape::pack_panels`].
     pub fn pack(shape: PackedShape, rows: &[u8]) -> std::io::Result<PackedMatrix> {
-        let mut arena = WeightArena::allocate(shape.bytes())?;
+        let mut arena = Arena::allocate(shape.bytes())?;
         shape.pack_panels(0..shape.panel_count(), rows, &mut arena.bytes_mut()[..shape.bytes()]);
         Ok(PackedMatrix { shape, arena: Arc::new(arena), offset: 0 })
     }

@@ -90,7 +90,7 @@ fn impossible_shapes_are_refused() {
     assert!(matches!(packed_bytes(Format::F32, 16, usize::MAX), Err(PanelError::Size { .. })));
 
     let shape = PackedShape::new(Format::F32, 16, 64).unwrap();
-    let arena = Arc::new(WeightArena::allocate(8192).unwrap());
+    let arena = Arc::new(Arena::allocate(8192).unwrap());
     assert!(PackedMatrix::new(shape, arena.clone(), 8192 - shape.bytes()).is_ok());
     for offset in [32, 8192 - shape.bytes() + 64, usize::MAX - 63] {
         assert!(matches!(PackedMatrix::new(shape, arena.clone(), offset), Err(PanelError::Place { .. })));

@@ -7,19 +7,13 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use motet_model::batch::{Answer, Ask, Batch, InFlight, Segment, Want};
-use motet_model::program::{Cols, Op, WeightId};
+use motet_model::program::Op;
 
-use super::operations::{Run, observe, panels_per_task, quantise};
+use super::run::Run;
 use super::{CpuStage, Machine};
-use crate::activations::BLOCK;
 use crate::isa::Isa;
-use crate::matmul;
-use crate::panels::PANEL;
 use crate::pool::WorkerPanic;
-use crate::rows::elementwise::softcap;
 use crate::sampling::{LogNormaliser, NonFiniteLogits, Settings, digest, most_likely, pick, scratch_len};
-use crate::shared_rows::{RowsMut, Tiles};
-use crate::weights::Loaded;
 use crate::worker_scratch::WorkerScratch;
 use crate::workspace::Buffers;
 
@@ -44,30 +38,20 @@ impl CpuStage {
         for (ask, row) in asks.iter().zip(w.asked.chunks_exact_mut(d)) {
             row.copy_from_slice(&work.hidden[ask.row as usize * d..][..d]);
         }
-        let (head, before) = self.output.split_last().expect("a stage with a head");
-        let Op::Head { x, weight, softcap: cap } = self.program.ops[*head].1 else {
-            unreachable!("the last is the head")
-        };
-        let buffers = Buffers::new(&mut w.asked, d, w.floats.all(), &w.places, count);
+        let head = &self.program.ops[self.head.expect("a stage with a head")].1;
+        let Op::Head { x, weight, softcap } = *head else { unreachable!("the last is the head") };
         let mut run = Run {
             program: &self.program,
             machine: &mut self.machine,
-            buffers,
+            buffers: Buffers::new(&mut w.asked, d, w.floats.all(), &w.places, count),
             batch: &work.batch,
             state: &mut self.state,
-            tables: &mut self.tables,
-            quantised: &mut w.quantised,
+            scratch: &mut w.scratch,
             quantised_of: None,
-            rotations: &w.rotations,
-            attention: &mut w.attention,
-            chosen: &mut w.chosen,
-            entries: &mut w.entries,
-            offsets: &mut w.offsets,
-            experts: &mut w.experts,
             observer: self.observer.as_deref_mut(),
         };
-        run.operations(before)?;
-        run.head(x, weight, cap, &mut w.logits[..count * vocab])?;
+        run.regions(&self.output, Some(head))?;
+        run.head(x, weight, softcap, &mut w.logits[..count * vocab])?;
         if let Some(observer) = run.observer.as_deref_mut() {
             for (ask, (i, logits)) in asks.iter().zip(w.logits.chunks_exact(vocab).enumerate()) {
                 observer.hidden(ask.row, run.buffers.read(x).row(i));
@@ -145,40 +129,4 @@ fn answer(
     }
     let digest = if ask.digest { digest(logits) } else { 0 };
     Ok((Answer { row: ask.row, token, logprob, top: 0..0, digest }, found))
-}
-
-impl Run<'_> {
-    /// Logits `[rows, vocab]` of all rows of the buffers.
-    fn head(
-        &mut self,
-        x: Cols,
-        weight: WeightId,
-        cap: Option<f32>,
-        logits: &mut [f32],
-    ) -> Result<(), WorkerPanic> {
-        let Machine { isa, pool, weights, .. } = &mut *self.machine;
-        let Loaded::Matrix(matrix) = &weights[weight.0] else { unreachable!("a head is a matrix") };
-        if let Some(observer) = self.observer.as_deref_mut() {
-            observe(observer, &self.program.weights[weight.0].tensor, self.buffers.read(x));
-        }
-        let (isa, rows, vocab) = (*isa, self.buffers.rows(), matrix.shape().n_out());
-        let input = match matrix.shape().takes_quantised() {
-            true => {
-                quantise(isa, pool, self.buffers.read(x), self.quantised)?;
-                matmul::Rows::quantised(&self.quantised[..rows * (x.width / BLOCK)], rows, x.width)
-            }
-            false => self.buffers.product_input(x),
-        };
-        let per_task = panels_per_task(matrix.shape().panel_count(), pool.threads());
-        let tiles = Tiles::new(RowsMut::new(logits, rows, vocab, vocab), rows, per_task * PANEL);
-        pool.run(tiles.count(), |_, _| {
-            if let Some(mut tile) = tiles.take() {
-                let panels = tile.columns.start / PANEL..tile.columns.end.div_ceil(PANEL);
-                matrix.multiply(isa, panels, input, tile.out.reborrow());
-                if let Some(cap) = cap {
-                    (0..rows).for_each(|r| softcap(isa, tile.out.row_mut(r), cap));
-                }
-            }
-        })
-    }
 }

@@ -1,24 +1,30 @@
 //! A stage: a range of layers with its weights, workspace and part of every session's state.
 //!
-//! Here is the order of a step; [`operations`] runs the program's operations, [`answers`] the questions to the logits.
+//! Here is the order of a step; [`run`] goes through the program's operations, [`answers`] through the questions to the
+//! logits.
 //! A step allocates nothing. A panic on a compute thread becomes the step's error.
 
 mod answers;
-mod operations;
+mod experts;
+mod products;
+mod row_wise;
+mod run;
+mod shared;
 mod sizes;
+mod stateful;
 
 use bytemuck::cast_slice_mut;
-use motet_model::batch::{Commit, InFlight, Slot};
+use motet_model::batch::{Batch, Commit, InFlight, Slot};
 use motet_model::device::{DeviceError, Limits, Observer, Stage};
 use motet_model::layout::WorkspaceLayout;
 use motet_model::network::Network;
 use motet_model::program::{Place as OpPlace, Program, RopeScaling};
 
 use crate::activations::ActivationBlock;
+use crate::arena::Arena;
 use crate::device::unsupported;
 use crate::isa::Isa;
 use crate::kv::Segment;
-use crate::panels::WeightArena;
 use crate::pool::{Pool, WorkerPanic};
 use crate::rows::elementwise::is_finite;
 use crate::rows::rope::{Rope, RopeScaling as Scaling};
@@ -26,14 +32,18 @@ use crate::session_state::SessionState;
 use crate::weights::Loaded;
 use crate::workspace::{Buffers, Place};
 
+use run::{Region, Run};
 pub(crate) use sizes::Sizes;
 
 /// The CPU's stage.
 pub(crate) struct CpuStage {
     program: Program,
-    /// Operations on all rows, and those on the rows that want logits, by index into the program.
-    layers: Vec<usize>,
-    output: Vec<usize>,
+    /// What is done to all rows.
+    layers: Vec<Region>,
+    /// What is done to the rows that want logits, before the head.
+    output: Vec<Region>,
+    /// The head, by index into the program.
+    head: Option<usize>,
     d_model: usize,
     limits: Limits,
     layout: WorkspaceLayout,
@@ -43,7 +53,6 @@ pub(crate) struct CpuStage {
     /// The workspace for `capacity` rows.
     workspace: Workspace,
     capacity: usize,
-    tables: Vec<Segment<'static>>,
     observer: Option<Box<dyn Observer>>,
 }
 
@@ -60,23 +69,33 @@ pub(crate) struct Machine {
 pub(crate) struct Workspace {
     places: Vec<Option<Place>>,
     floats: Floats,
-    quantised: Vec<ActivationBlock>,
-    rotations: Vec<f32>,
-    attention: Vec<f32>,
-    /// Entries of experts: which there are, and their products before they go to their rows.
-    chosen: Vec<u32>,
-    entries: Vec<u32>,
-    offsets: Vec<u32>,
-    experts: Vec<f32>,
+    scratch: Scratch,
     /// Rows that want logits, `[logit_rows, d_model]`, and their logits, `[logit_rows, vocab]`.
     asked: Vec<f32>,
     logits: Vec<f32>,
     sampler: Vec<f32>,
 }
 
+/// What operations need beside the row buffers.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// The rows that the next products take, as int8.
+    quantised: Vec<ActivationBlock>,
+    /// The cosines and sines of all rows, encoding by encoding: `[rows, table]` each.
+    rotations: Vec<f32>,
+    attention: Vec<f32>,
+    /// The segments of a batch with their pages; empty between operations.
+    tables: Vec<Segment<'static>>,
+    /// Entries of experts: which there are, and their products before they go to their rows.
+    chosen: Vec<u32>,
+    entries: Vec<u32>,
+    offsets: Vec<u32>,
+    experts: Vec<f32>,
+}
+
 /// Floats of an anonymous mapping.
 #[derive(Default)]
-struct Floats(Option<WeightArena>);
+struct Floats(Option<Arena>);
 
 impl Floats {
     fn all(&mut self) -> &mut [f32] {
@@ -97,7 +116,8 @@ impl CpuStage {
         let program = network.trunk.clone();
         let layout = WorkspaceLayout::of(&program, &ops);
         let is_output = |op: &usize| program.ops[*op].0 == OpPlace::Output;
-        let (output, layers) = ops.into_iter().partition(is_output);
+        let (mut output, layers): (Vec<usize>, Vec<usize>) = ops.into_iter().partition(is_output);
+        let head = output.pop();
         let state = SessionState::new(
             sizes.pages.clone(),
             &limits.pages,
@@ -108,8 +128,9 @@ impl CpuStage {
         )?;
         let ropes = program.ropes.iter().map(|r| rope(r, &weights)).collect::<Result<_, _>>()?;
         Ok(Self {
-            layers,
-            output,
+            layers: Region::all(&program, &layers),
+            output: Region::all(&program, &output),
+            head,
             d_model: network.d_model,
             limits: limits.clone(),
             layout,
@@ -117,7 +138,6 @@ impl CpuStage {
             state,
             workspace: Workspace::default(),
             capacity: 0,
-            tables: Vec::with_capacity(limits.batch.segments),
             observer: None,
             program,
             sizes,
@@ -186,7 +206,7 @@ impl Stage for CpuStage {
         }
         self.run_layers(work).map_err(panicked)?;
         self.find_faults(work);
-        if !self.output.is_empty() {
+        if self.head.is_some() {
             self.answer(work).map_err(panicked)?;
         }
         Ok(())
@@ -212,26 +232,34 @@ impl CpuStage {
     fn run_layers(&mut self, work: &mut InFlight) -> Result<(), WorkerPanic> {
         let rows = work.batch.rows();
         let w = &mut self.workspace;
-        operations::fill_rotations(&mut self.machine, &work.batch, &mut w.rotations)?;
-        let buffers = Buffers::new(&mut work.hidden, self.d_model, w.floats.all(), &w.places, rows);
-        let mut run = operations::Run {
+        fill_rotations(&self.machine.ropes, &work.batch, &mut w.scratch.rotations);
+        let mut run = Run {
             program: &self.program,
             machine: &mut self.machine,
-            buffers,
+            buffers: Buffers::new(&mut work.hidden, self.d_model, w.floats.all(), &w.places, rows),
             batch: &work.batch,
             state: &mut self.state,
-            tables: &mut self.tables,
-            quantised: &mut w.quantised,
+            scratch: &mut w.scratch,
             quantised_of: None,
-            rotations: &w.rotations,
-            attention: &mut w.attention,
-            chosen: &mut w.chosen,
-            entries: &mut w.entries,
-            offsets: &mut w.offsets,
-            experts: &mut w.experts,
             observer: self.observer.as_deref_mut(),
         };
-        run.operations(&self.layers)
+        run.regions(&self.layers, None)
+    }
+}
+
+/// The cosines and sines of all rows, encoding by encoding: `[rows, table]` each.
+fn fill_rotations(ropes: &[Rope], batch: &Batch, out: &mut [f32]) {
+    let rows = batch.rows();
+    let mut rest = out;
+    for rope in ropes {
+        let len = rope.table_len();
+        let (table, behind) = rest.split_at_mut(rows * len);
+        rest = behind;
+        let positions =
+            batch.segments.iter().flat_map(|s| s.first_position..s.first_position + s.rows.len() as u32);
+        for (row, position) in table.chunks_exact_mut(len).zip(positions) {
+            rope.fill(position, row);
+        }
     }
 }
 

@@ -5,11 +5,11 @@ use motet_model::layout::{StateLayout, WorkspaceLayout};
 use motet_model::network::Network;
 use motet_model::program::{Op, Program, StateKind};
 
-use super::{Floats, Workspace};
+use super::{Floats, Scratch, Workspace};
 use crate::activations::{ActivationBlock, BLOCK};
+use crate::arena::Arena;
 use crate::attention::{AttentionShape, scratch_floats};
 use crate::kv::KvShape;
-use crate::panels::WeightArena;
 use crate::sampling::scratch_len;
 use crate::session_state::PageLayout;
 use crate::worker_scratch::WorkerScratch;
@@ -36,6 +36,7 @@ pub(crate) struct Sizes {
     attention_floats: usize,
     logit_rows: usize,
     sampler_floats: usize,
+    segments: usize,
 }
 
 impl Sizes {
@@ -92,6 +93,7 @@ impl Sizes {
             experts,
             attention_floats,
             logit_rows,
+            segments: limits.batch.segments,
             sampler_floats: if has_head {
                 WorkerScratch::floats(threads, scratch_len(network.vocab))
             } else {
@@ -127,7 +129,7 @@ impl Sizes {
         program: &Program,
     ) -> Result<Workspace, DeviceError> {
         let bytes = 4 * rows * self.row_floats;
-        let floats = WeightArena::allocate(bytes).map_err(|source| DeviceError::Memory {
+        let floats = Arena::allocate(bytes).map_err(|source| DeviceError::Memory {
             what: "workspace",
             bytes: bytes as u64,
             source,
@@ -138,13 +140,16 @@ impl Sizes {
         Ok(Workspace {
             places: layout.at.iter().zip(&program.buffers).map(place).collect(),
             floats: Floats(Some(floats)),
-            quantised: vec![bytemuck::Zeroable::zeroed(); rows * self.row_blocks],
-            rotations: vec![0.0; rows * self.row_rotations],
-            attention: vec![0.0; self.attention_floats],
-            chosen: vec![0; rows * self.row_entries],
-            entries: vec![0; rows * self.row_entries],
-            offsets: vec![0; self.experts + 1],
-            experts: vec![0.0; rows * self.row_expert_floats],
+            scratch: Scratch {
+                quantised: vec![bytemuck::Zeroable::zeroed(); rows * self.row_blocks],
+                rotations: vec![0.0; rows * self.row_rotations],
+                attention: vec![0.0; self.attention_floats],
+                tables: Vec::with_capacity(self.segments),
+                chosen: vec![0; rows * self.row_entries],
+                entries: vec![0; rows * self.row_entries],
+                offsets: vec![0; self.experts + 1],
+                experts: vec![0.0; rows * self.row_expert_floats],
+            },
             asked: vec![0.0; self.logit_rows * self.d_model],
             logits: vec![0.0; self.logit_rows * self.vocab],
             sampler: vec![0.0; self.sampler_floats],

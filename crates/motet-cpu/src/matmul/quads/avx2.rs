@@ -139,10 +139,4 @@ impl Quads for Avx2 {
             [_mm256_madd_epi16(a[0], sums), _mm256_madd_epi16(a[1], sums)]
         })
     }
-
-    #[inline(always)]
-    fn prefetch(self, bytes: *const u8, ahead: usize) {
-        // SAFETY: a prefetch reads nothing; any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(ahead).cast()) }
-    }
 }

@@ -84,10 +84,4 @@ impl Quads for Avx512 {
     fn dot_sums(self, a: __m512i, sums: i32) -> __m512i {
         simd!(_mm512_madd_epi16(a, _mm512_set1_epi32(sums)))
     }
-
-    #[inline(always)]
-    fn prefetch(self, bytes: *const u8, ahead: usize) {
-        // SAFETY: a prefetch reads nothing; any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(ahead).cast()) }
-    }
 }

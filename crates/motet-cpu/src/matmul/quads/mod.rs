@@ -50,12 +50,6 @@ pub(crate) trait Quads: Lanes {
     fn dot_signed<const R: usize>(self, w: &[Self::Q; 8], x: [&ActivationBlock; R]) -> [Self::I; R];
     /// Per lane: low · (low half of `sums`) + high · (high half), where a lane of `a` is two `i16`, low and high.
     fn dot_sums(self, a: Self::I, sums: i32) -> Self::I;
-
-    /// Asks for the cache line at `bytes + ahead`; may be beyond anything that exists.
-    #[inline(always)]
-    fn prefetch(self, bytes: *const u8, ahead: usize) {
-        let _ = (bytes, ahead);
-    }
 }
 
 /// Two `i16` as one lane for [`Quads::dot_sums`].

@@ -1,4 +1,4 @@
-//! The memory of all packed weights: one anonymous mapping, filled once, then only read.
+//! Large stretches of memory: packed weights, pages, recurrent states, row buffers. One mapping each.
 
 use std::io;
 
@@ -7,24 +7,24 @@ use memmap2::{MmapMut, MmapOptions};
 /// One zeroed, page-aligned range of memory, on huge pages where the system has them (measured: 1.4 times the
 /// read bandwidth of small ones). Pages that are never written take no memory.
 #[derive(Debug)]
-pub struct WeightArena(MmapMut);
+pub struct Arena(MmapMut);
 
-impl WeightArena {
-    /// Every matrix starts at a multiple of this many bytes.
+impl Arena {
+    /// Matrices start at a multiple of this many bytes.
     pub const ALIGNMENT: usize = 64;
 
     /// Maps `bytes` bytes, rounded up to whole cache lines, at least one.
     ///
     /// # Errors
     /// The system's, when it refuses that much memory.
-    pub fn allocate(bytes: usize) -> io::Result<WeightArena> {
+    pub fn allocate(bytes: usize) -> io::Result<Arena> {
         let map = MmapOptions::new()
             .len(bytes.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT))
             .map_anon()?;
         // Only a hint: a kernel without huge pages refuses it, and small pages work as well.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(WeightArena(map))
+        Ok(Arena(map))
     }
 
     /// All of it.

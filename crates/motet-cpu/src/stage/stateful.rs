@@ -1,0 +1,143 @@
+//! Operations that look at the sessions: attention over their pages, convolution and the gated delta rule over their
+//! recurrent states.
+
+use motet_model::program::{Cols, Heads, StateId, StateKind, WeightId};
+
+use super::Machine;
+use super::row_wise::vector;
+use super::run::Run;
+use super::shared::Shared;
+use super::sizes::attention_shape;
+use crate::attention::attend;
+use crate::kv::{HeadRows, Segment, write_segments};
+use crate::pool::WorkerPanic;
+use crate::rows::Rows;
+use crate::rows::convolution::convolve_silu;
+use crate::rows::gated_delta::{DeltaInputs, gated_delta};
+
+impl Run<'_> {
+    /// Writes the rows' keys and values, then attends.
+    pub(super) fn attend(
+        &mut self,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        out: Heads,
+        state: StateId,
+        scale: f32,
+        first: u32,
+    ) -> Result<(), WorkerPanic> {
+        let pool_of = self.state.pool_of(state);
+        let mut segments = recycle(std::mem::take(&mut self.scratch.tables));
+        segments.extend(self.batch.segments.iter().map(|s| Segment {
+            first_position: s.first_position as usize,
+            first_row: s.rows.start as usize,
+            rows: s.rows.len(),
+            pages: self.batch.table(s, pool_of),
+        }));
+        let Machine { isa, pool, .. } = &mut *self.machine;
+        let head_rows =
+            |values, stride, h: Heads| HeadRows { values, row_stride: stride, head_stride: h.stride };
+        let (write, others) = self.buffers.write_beside(out.buffer);
+        let view = |h: Heads| head_rows(others.tail_from(h.buffer, h.at), others.stride(h.buffer), h);
+        let done = write_segments(*isa, pool, &self.state.pages_mut(state), &segments, view(k), view(v))
+            .and_then(|()| {
+                let pages = self.state.pages(state);
+                let shape = attention_shape(
+                    self.program,
+                    state,
+                    pages.shape().format,
+                    q.count,
+                    scale,
+                    first as usize,
+                );
+                let (_, write) = write.split_columns(out.at);
+                let (write, _) = write.split_columns(out.count * out.dim);
+                attend(*isa, pool, &shape, &pages, &segments, view(q), write, &mut self.scratch.attention)
+            });
+        self.scratch.tables = recycle(segments);
+        done
+    }
+
+    /// Causal convolution over each session's rows and what it remembers, then silu.
+    pub(super) fn convolve(
+        &mut self,
+        x: Cols,
+        weight: WeightId,
+        state: StateId,
+        out: Cols,
+    ) -> Result<(), WorkerPanic> {
+        /// Channels of a task.
+        const CHANNELS: usize = 128;
+        let Machine { isa, pool, weights, .. } = &mut *self.machine;
+        let (isa, segments) = (*isa, &self.batch.segments);
+        let taps = vector(weights, weight);
+        let channels = x.width;
+        let kernel = taps.len() / channels;
+        let (write, others) = self.buffers.write_beside(out.buffer);
+        let (state, write) = (self.state.recurrent(state), Shared::new(write));
+        let chunks = channels.div_ceil(CHANNELS);
+        pool.run(segments.len() * chunks, |task, _| {
+            let (segment, from) = (&segments[task / chunks], task % chunks * CHANNELS);
+            let width = CHANNELS.min(channels - from);
+            let rows = segment.rows.start as usize..segment.rows.end as usize;
+            // SAFETY: tasks differ in the session, and so in rows and slot (`Batch::check`), or in the channels.
+            let (mut out, mut state) = unsafe {
+                (
+                    write.part(rows.clone(), out.at + from, width),
+                    state.part(segment.slot, from, kernel - 1, width, channels),
+                )
+            };
+            let stride = others.stride(x.buffer);
+            let x = others.tail_from(x.buffer, rows.start * stride + x.at + from);
+            let x = Rows::new(x, rows.len(), width, stride);
+            let taps = Rows::new(&taps[from..], kernel, width, channels);
+            convolve_silu(isa, &mut out, x, taps, &mut state);
+        })
+    }
+
+    /// The gated delta rule, position by position; the decays are there already.
+    pub(super) fn delta(
+        &mut self,
+        qkv: [Heads; 3],
+        alpha: Cols,
+        beta: Cols,
+        state: StateId,
+        out: Heads,
+    ) -> Result<(), WorkerPanic> {
+        let StateKind::Delta { heads, key_dim, value_dim } = self.program.states[state.0].kind else {
+            unreachable!("the delta rule has matrices");
+        };
+        let Machine { isa, pool, .. } = &mut *self.machine;
+        let (isa, segments) = (*isa, &self.batch.segments);
+        let (write, others) = self.buffers.write_beside(out.buffer);
+        let (state, write) = (self.state.recurrent(state), Shared::new(write));
+        pool.run(segments.len() * heads, |task, _| {
+            let (segment, head) = (&segments[task / heads], task % heads);
+            let rows = segment.rows.start as usize..segment.rows.end as usize;
+            // SAFETY: tasks differ in the session, and so in rows and slot (`Batch::check`), or in the head.
+            let (mut out, mut state) = unsafe {
+                (
+                    write.part(rows.clone(), out.at + head * out.stride, value_dim),
+                    state.part(segment.slot, head * key_dim * value_dim, key_dim, value_dim, value_dim),
+                )
+            };
+            let view = |buffer, at: usize, width| {
+                let stride = others.stride(buffer);
+                Rows::new(others.tail_from(buffer, rows.start * stride + at), rows.len(), width, stride)
+            };
+            let of_head = |h: Heads| view(h.buffer, h.at + head % h.count * h.stride, h.dim);
+            let [q, k, v] = qkv.map(of_head);
+            let alpha = view(alpha.buffer, alpha.at + head, 1);
+            let beta = view(beta.buffer, beta.at + head, 1);
+            gated_delta(isa, &mut out, DeltaInputs { q, k, v, alpha, beta }, &mut state);
+        })
+    }
+}
+
+/// The memory of an emptied vector for elements of another lifetime.
+fn recycle<'b>(mut segments: Vec<Segment<'_>>) -> Vec<Segment<'b>> {
+    segments.clear();
+    // Collecting from a vector's own iterator keeps its memory.
+    segments.into_iter().map(|_| unreachable!("it is empty")).collect()
+}
