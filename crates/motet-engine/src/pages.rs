@@ -227,6 +227,40 @@ mod tests {
         assert_eq!(pages.free, [page]);
     }
 
+    /// Pages come and go at random; whenever a step is about to begin, every free page holds NaN.
+    #[test]
+    fn every_free_page_is_poisoned_before_a_step() {
+        const COUNT: u32 = 20;
+        let mut pages = Pages::new(COUNT as usize);
+        let mut nan = [false; COUNT as usize];
+        let (mut random, mut returned) = (1_u64, 0);
+        for step in 0..2000 {
+            for _ in 0..3 {
+                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                let page = (random >> 33) as u32 % COUNT;
+                match random >> 60 {
+                    0..6 => {
+                        if let Some(taken) = pages.take() {
+                            nan[taken.page as usize] = false;
+                        }
+                    }
+                    6..9 if pages.is_held(page) && !pages.is_kept(page) => pages.keep(page),
+                    9..15 if pages.is_held(page) => pages.release(page),
+                    15 if pages.is_kept(page) && !pages.is_held(page) => pages.forget(page),
+                    _ => {}
+                }
+            }
+            for &page in pages.take_unpoisoned() {
+                assert!(!nan[page as usize], "page {page} is filled twice");
+                nan[page as usize] = true;
+                returned += usize::from(step > 0);
+            }
+            let free = |page: u32| !pages.is_held(page) && !pages.is_kept(page);
+            assert!((0..COUNT).all(|page| nan[page as usize] == free(page)), "step {step}");
+        }
+        assert!(returned > 100, "{returned} pages came back");
+    }
+
     #[test]
     #[should_panic(expected = "promised page was given away")]
     fn promised_pages_are_not_given_away() {

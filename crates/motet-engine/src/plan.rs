@@ -288,7 +288,9 @@ impl Plan {
         };
         let blocks = blocks as usize;
         for &(p, promise) in &windows {
-            limits.pages[p] = (sessions * promise + chunk + more_windows as usize).min(blocks.max(promise));
+            // More than there are blocks are of no use, but every session is promised its own, however few blocks it has.
+            let promised = sessions * promise;
+            limits.pages[p] = (promised + chunk + more_windows as usize).min(blocks.max(promised));
         }
         if let Some(p) = full {
             limits.pages[p] = blocks;

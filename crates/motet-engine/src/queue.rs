@@ -25,10 +25,12 @@ impl Waiting {
         let answer = request.answer_limit(limits.context);
         let answers = answer * request.choices as usize;
         let scores = if request.prompt_logprobs.is_some() { request.prompt.len() } else { 0 };
+        let rows =
+            if request.digests { answers + request.prompt.len() * request.choices as usize } else { 0 };
         let tops = answers * usize::from(request.logprobs.unwrap_or(0))
             + scores * usize::from(request.prompt_logprobs.unwrap_or(0));
         let (senders, stream) =
-            stream(StreamSize { choices: request.choices, tokens: answers + scores, tops });
+            stream(StreamSize { choices: request.choices, tokens: answers + scores + rows, tops });
         (Self { request, senders, answer, arrived: now }, stream)
     }
 

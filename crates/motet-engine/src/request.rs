@@ -30,7 +30,9 @@ pub struct Request {
     /// The same for the prompt's own tokens but the first, whose probability has no meaning. The prompt is then
     /// read in full, whatever the prefix cache holds.
     pub prompt_logprobs: Option<u8>,
-    /// A digest of each row of logits that a token was chosen from or scored by (`motet verify`).
+    /// A digest of the logits of every row that is run for this request, told as `Event::Row`: also of rows that are
+    /// run again after stepping back, and of those behind a prefix that was found; only the last row of a prompt
+    /// without an answer has none (`motet verify`).
     pub digests: bool,
 }
 

@@ -287,7 +287,7 @@ impl Scheduler {
                 continue;
             }
             self.advance(segment, metrics);
-            if let Some(reason) = self.publish(segment.slot, mine, work, now, metrics) {
+            if let Some(reason) = self.publish(segment, mine, work, now, metrics) {
                 self.finish(segment.slot, reason, now, metrics);
             }
         }
@@ -313,21 +313,27 @@ impl Scheduler {
     /// Publishes what the rows of a session answered; `Some` if its answer ends.
     fn publish(
         &mut self,
-        slot: Slot,
+        segment: &Segment,
         answers: &[Answer],
         work: &InFlight,
         now: Duration,
         metrics: &mut MetricsSnapshot,
     ) -> Option<FinishReason> {
-        let session = self.running[slot.0 as usize].as_mut().expect("a running session");
+        let session = self.running[segment.slot.0 as usize].as_mut().expect("a running session");
         for answer in answers {
+            let position = (segment.first_position + answer.row - segment.rows.start) as usize;
+            if session.task.digests {
+                session.sender.row(position, answer.digest);
+            }
             let top = &work.top[answer.top.start as usize..answer.top.end as usize];
-            let token = Token::new(answer.token, answer.logprob, answer.digest);
+            let token = Token::new(answer.token, answer.logprob);
             let ask = work.batch.asks.binary_search_by_key(&answer.row, |a| a.row);
             match ask.map(|i| &work.batch.asks[i].want) {
                 Ok(Want::Score { .. }) => {
-                    session.scored += 1;
-                    session.sender.prompt(token, top);
+                    if session.scores().contains(&position) {
+                        session.scored += 1;
+                        session.sender.prompt(token, top);
+                    }
                 }
                 _ => {
                     metrics.token(&mut session.times, session.task.arrived, now);

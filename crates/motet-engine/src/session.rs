@@ -10,6 +10,7 @@ use crate::sampling::{Sampler, random_seed};
 use crate::stream::{FinishReason, Sender, Token, Usage};
 use motet_model::batch::{Ask, Batch, Want};
 use motet_model::{Checkpoint, PAGE};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ pub(crate) struct Task {
     end_tokens: Vec<u32>,
     logprobs: Option<u8>,
     prompt_logprobs: Option<u8>,
-    digests: bool,
+    pub(crate) digests: bool,
     pub(crate) arrived: Duration,
 }
 
@@ -159,20 +160,29 @@ impl Session {
         }
     }
 
+    /// The positions whose rows have scores of the prompt's tokens to tell, and have not told them.
+    pub(crate) fn scores(&self) -> Range<usize> {
+        match self.task.prompt_logprobs {
+            Some(_) => self.scored - 1..self.task.prompt - 1,
+            None => 0..0,
+        }
+    }
+
     /// The session's questions to its rows `read .. read + rows`, the first of which is row `at` of the batch.
     pub(crate) fn ask(&self, rows: usize, at: usize, batch: &mut Batch) {
         let task = &*self.task;
         let end = self.read + rows;
-        if let Some(top) = task.prompt_logprobs {
-            for position in self.read.max(self.scored - 1)..end.min(task.prompt - 1) {
-                batch.asks.push(Ask {
-                    row: (at + position - self.read) as u32,
-                    want: Want::Score { target: self.tokens[position + 1] },
-                    top,
-                    logprob: true,
-                    digest: task.digests,
-                });
-            }
+        let scores = self.scores();
+        let told = if task.digests { self.read..end.min(self.tokens.len() - 1) } else { scores.clone() };
+        for position in self.read.max(told.start)..end.min(told.end) {
+            let logprob = scores.contains(&position);
+            batch.asks.push(Ask {
+                row: (at + position - self.read) as u32,
+                want: Want::Score { target: self.tokens[position + 1] },
+                top: task.prompt_logprobs.filter(|_| logprob).unwrap_or(0),
+                logprob,
+                digest: task.digests,
+            });
         }
         if end == self.tokens.len() && task.answer > 0 {
             let sampling = self.sampler.parameters(batch);

@@ -22,6 +22,15 @@ pub enum Event {
         /// Key of the noise: the request's or a random one.
         seed: u64,
     },
+    /// A row was run, if `digests` were asked for. It comes before the token that was chosen from the row.
+    Row {
+        /// Which of the request's choices.
+        choice: u32,
+        /// The row's position; a row that is run again comes again.
+        position: usize,
+        /// Digest of the bits of its logits.
+        digest: u64,
+    },
     /// The score of the prompt's next token (from the second on), if `prompt_logprobs` was asked for.
     Prompt(Scored),
     /// The next token of a choice.
@@ -53,8 +62,6 @@ pub struct Scored {
     pub logprob: Option<f32>,
     /// The most likely tokens with their log-probabilities, best first, if asked for.
     pub top: Vec<(u32, f32)>,
-    /// Digest of the row of logits; 0 unless asked for.
-    pub digest: u64,
 }
 
 /// Why an answer ended.
@@ -102,6 +109,7 @@ pub enum StreamError {
 /// An event as it lies in the ring: fixed size, its list of likely tokens beside it.
 enum Item {
     Started { choice: u32, cached_tokens: usize, seed: u64 },
+    Row { choice: u32, position: usize, digest: u64 },
     Prompt(Token),
     Token { choice: u32, token: Token },
     Finished { choice: u32, reason: FinishReason, usage: Usage },
@@ -113,13 +121,12 @@ enum Item {
 pub(crate) struct Token {
     pub(crate) token: u32,
     pub(crate) logprob: f32,
-    pub(crate) digest: u64,
     top: u8,
 }
 
 impl Token {
-    pub(crate) fn new(token: u32, logprob: f32, digest: u64) -> Self {
-        Self { token, logprob, digest, top: 0 }
+    pub(crate) fn new(token: u32, logprob: f32) -> Self {
+        Self { token, logprob, top: 0 }
     }
 }
 
@@ -142,7 +149,8 @@ struct Channel {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamSize {
     pub(crate) choices: u32,
-    /// Tokens over all choices, prompt scores included.
+    /// Tokens over all choices, prompt scores and digests included. (Rows that are run again have digests beyond that;
+    /// then the ring grows if nobody reads it.)
     pub(crate) tokens: usize,
     /// Likely tokens over all of them.
     pub(crate) tops: usize,
@@ -190,6 +198,10 @@ impl Sender {
 
     pub(crate) fn started(&self, cached_tokens: usize, seed: u64) {
         self.channel.push(Item::Started { choice: self.choice, cached_tokens, seed }, &[]);
+    }
+
+    pub(crate) fn row(&self, position: usize, digest: u64) {
+        self.channel.push(Item::Row { choice: self.choice, position, digest }, &[]);
     }
 
     pub(crate) fn prompt(&self, token: Token, top: &[(u32, f32)]) {
@@ -251,6 +263,7 @@ impl Ring {
     fn pop(&mut self) -> Option<Event> {
         Some(match self.items.pop_front()? {
             Item::Started { choice, cached_tokens, seed } => Event::Started { choice, cached_tokens, seed },
+            Item::Row { choice, position, digest } => Event::Row { choice, position, digest },
             Item::Prompt(token) => Event::Prompt(self.scored(token)),
             Item::Token { choice, token } => Event::Token { choice, scored: self.scored(token) },
             Item::Finished { choice, reason, usage } => Event::Finished { choice, reason, usage },
@@ -263,7 +276,6 @@ impl Ring {
             token: token.token,
             logprob: (!token.logprob.is_nan()).then_some(token.logprob),
             top: self.tops.drain(..token.top as usize).collect(),
-            digest: token.digest,
         }
     }
 }
@@ -344,9 +356,9 @@ mod tests {
         let waker = flag.clone().into();
         let mut cx = Context::from_waker(&waker);
         assert!(stream.poll_next(&mut cx).is_pending());
-        sender.token(Token::new(5, f32::NAN, 0), &[]);
+        sender.token(Token::new(5, f32::NAN), &[]);
         assert!(flag.0.load(Ordering::SeqCst));
-        let scored = Scored { token: 5, logprob: None, top: vec![], digest: 0 };
+        let scored = Scored { token: 5, logprob: None, top: vec![] };
         assert_eq!(stream.poll_next(&mut cx), Poll::Ready(Some(Event::Token { choice: 0, scored })));
         sender.finish(FinishReason::Length, Usage::default());
         assert!(matches!(stream.poll_next(&mut cx), Poll::Ready(Some(Event::Finished { .. }))));
@@ -363,7 +375,7 @@ mod tests {
             }
             tokens
         });
-        (0..1000).for_each(|t| sender.token(Token::new(t, 0.0, 0), &[(1, 2.0)]));
+        (0..1000).for_each(|t| sender.token(Token::new(t, 0.0), &[(1, 2.0)]));
         sender.finish(FinishReason::Length, Usage::default());
         assert_eq!(reader.join().unwrap(), (0..1000).collect::<Vec<_>>());
     }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::*;
-use motet_engine::scripted::Script;
+use motet_engine::scripted::{Script, Solo};
 use motet_engine::{Event, FinishReason, Request, SamplingOptions, SubmitError};
 use std::sync::Arc;
 
@@ -98,14 +98,14 @@ fn a_prompt_can_be_scored_without_an_answer() {
 #[test]
 fn log_probabilities_come_as_asked_for() {
     let mut rig = Rig::new(SKETCHES[0], random(1_000_000), &options(1, 512));
-    let ask = Request { max_tokens: Some(3), logprobs: Some(2), digests: true, ..request(vec![1, 2, 3], 1) };
+    let ask = Request { max_tokens: Some(3), logprobs: Some(2), ..request(vec![1, 2, 3], 1) };
     let mut stream = rig.engine.submit(ask).unwrap();
     rig.run();
     let scored: Vec<_> = std::iter::from_fn(|| stream.try_next())
         .filter_map(|event| if let Event::Token { scored, .. } = event { Some(scored) } else { None })
         .collect();
     assert_eq!(scored.len(), 3);
-    assert!(scored.iter().all(|s| s.logprob.is_some() && s.top.len() == 2 && s.digest != 0));
+    assert!(scored.iter().all(|s| s.logprob.is_some() && s.top.len() == 2));
 }
 
 #[test]
@@ -165,4 +165,30 @@ fn requests_without_a_seed_get_different_ones_and_are_told() {
         }
     };
     assert_ne!(seed(), seed());
+}
+
+#[test]
+fn every_row_that_is_run_is_told_with_its_digest() {
+    for sketch in SKETCHES {
+        let mut rig = Rig::new(sketch, random(1_000_000), &options(2, 2048));
+        let ask = |prompt: Vec<u32>| Request { max_tokens: Some(9), digests: true, ..request(prompt, 1) };
+        let mut solo = Solo::new(sketch, random(1_000_000));
+        let mut prompt = Rng(1).tokens(200);
+        let first = rig.answers(ask(prompt.clone())).remove(0);
+        prompt.extend(&first.tokens);
+        let next = rig.answers(ask(prompt.clone())).remove(0);
+        prompt.extend(&next.tokens);
+        let digests: Vec<(usize, u64)> = prompt
+            .iter()
+            .map(|&token| {
+                solo.push(token);
+                solo.digest()
+            })
+            .enumerate()
+            .collect();
+        // The last token's row is never run; what was cached need not be.
+        assert_eq!(first.rows, digests[..208], "{sketch:?}");
+        assert_eq!(next.cached, Some(192));
+        assert_eq!(next.rows, digests[192..217], "{sketch:?}");
+    }
 }

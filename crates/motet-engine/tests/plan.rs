@@ -134,6 +134,17 @@ fn what_clients_may_add_has_lines_of_its_own() {
 }
 
 #[test]
+fn with_the_least_memory_every_session_has_the_pages_of_its_windows() {
+    let options = options(8, 1024);
+    let smallest = plan(sketch(true, Some(512), false), &options).unwrap().smallest_memory;
+    let options = Options { memory: Some(smallest), ..options };
+    let plan = plan(sketch(true, Some(512), false), &options).unwrap();
+    // The pool of one context is shared by all, but a window of 512 may touch 9 pages wherever it stands.
+    assert_eq!(plan.pages, [16, 8 * 9]);
+    assert!(plan.total <= smallest);
+}
+
+#[test]
 fn a_plan_that_does_not_fit_says_what_would() {
     let machine = Machine { memory: Some(900_000_000) };
     let plan = Plan::new(&SKETCHES[0].network(), &options(1, 64), machine, &Fixed).unwrap();

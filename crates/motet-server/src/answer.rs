@@ -148,7 +148,7 @@ impl Answer {
                 let complete = source.choices.iter().all(|choice| choice.finished);
                 if complete { Ok(()) } else { Err(failure(&StreamError::EngineClosed)) }
             }
-            Some(Event::Started { .. }) => Ok(()),
+            Some(Event::Started { .. } | Event::Row { .. }) => Ok(()),
             Some(Event::Prompt(scored)) => {
                 if let Some(echo) = &mut source.echo {
                     echo.score(scored);

@@ -12,7 +12,7 @@ use clap::Args;
 use motet_cpu::{CpuDevice, CpuOptions};
 use motet_engine::clock::RealClock;
 use motet_engine::{Driver, Engine, Event, Options, Request, SamplingOptions, Stream, Turn};
-use motet_model::{Device, KvFormat};
+use motet_model::KvFormat;
 use serde::Serialize;
 
 use crate::Outcome;
@@ -169,13 +169,11 @@ struct Wheel {
 impl Wheel {
     /// Loads the weights.
     fn new(model: &Model, options: Options, device: CpuDevice) -> Result<Self, Box<dyn Error>> {
-        let (network, file) = (&model.weights.network, &model.weights.file);
-        let plan = model::plan(network, &options, &device)?;
-        let stage = device.prepare(network, file, 0..network.layers, plan.limits())?;
-        file.release_all();
+        let plan = model::plan(&model.weights.network, &options, &device)?;
+        let stage = model.weights.prepare(&device, plan.limits())?;
         let (engine, driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stage)?;
         let tokenizer = &model.tokenizer;
-        let vocab = tokenizer.vocab_len().min(network.vocab) as u32;
+        let vocab = tokenizer.vocab_len().min(model.weights.network.vocab) as u32;
         let words = (0..vocab).filter(|&t| !tokenizer.is_control(t) && !tokenizer.is_end(t)).collect();
         Ok(Self { engine, driver, words, random: 0 })
     }

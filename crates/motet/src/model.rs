@@ -7,7 +7,7 @@ use std::sync::Arc;
 use motet_cpu::{CpuDevice, CpuOptions};
 use motet_engine::{Engine, Machine, Options, Plan};
 use motet_gguf::{GgufError, ModelFile};
-use motet_model::{Device, Network, Observer};
+use motet_model::{Device, DeviceError, Limits, Network, Observer, Stage};
 use motet_text::{ChatTemplate, Tokenizer};
 
 use crate::{bytes, pull};
@@ -73,6 +73,7 @@ pub(crate) struct Model {
 }
 
 /// What the engine needs of a model: its network, and the file to load weights from.
+#[derive(Clone)]
 pub(crate) struct Weights {
     pub(crate) file: Arc<ModelFile>,
     pub(crate) network: Arc<Network>,
@@ -115,14 +116,22 @@ impl Weights {
     }
 
     fn start_with(&self, plan: Plan, device: CpuDevice, observer: Option<Box<dyn Observer>>) -> Engine {
-        let (network, file, limits) =
-            (Arc::clone(&self.network), Arc::clone(&self.file), plan.limits().clone());
+        let (weights, limits) = (self.clone(), plan.limits().clone());
         Engine::start(plan, move || {
-            let mut stage = device.prepare(&network, &file, 0..network.layers, &limits)?;
-            file.release_all();
+            let mut stage = weights.prepare(&device, &limits)?;
             stage.observe(observer);
             Ok(stage)
         })
+    }
+
+    /// A stage with these weights, loaded.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub(crate) fn prepare(&self, device: &CpuDevice, limits: &Limits) -> Result<Box<dyn Stage>, DeviceError> {
+        let stage = device.prepare(&self.network, &self.file, 0..self.network.layers, limits)?;
+        self.file.release_all();
+        Ok(stage)
     }
 }
 

@@ -1,6 +1,12 @@
 //! `motet verify` on the built-in model.
 
-use std::process::Command;
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 #[test]
 fn the_built_in_model_passes() {
@@ -16,10 +22,18 @@ fn the_built_in_model_passes() {
     assert!(!outcomes.is_empty(), "{errors}");
     let rows: u64 = outcomes.iter().map(|o| o["rows"].as_u64().unwrap()).sum();
     assert!(rows > 0 && report["rows"] == rows, "{errors}");
-    // Every run compared at least the shortest answer of each of its conversations.
     for outcome in outcomes {
-        assert!(outcome["rows"].as_u64() >= outcome["conversations"].as_u64().map(|n| 16 * n), "{outcome}");
+        // Every run did what its way says, and found NaN in the way of whoever strays.
+        assert_eq!(outcome["missed"].as_array().map(Vec::len), Some(0), "{outcome}");
+        assert!(outcome["fresh_pages"].as_u64() > Some(0), "{outcome}");
+        let is_back = outcome["way"]["reuse"] == "stepping_back";
+        assert_eq!(outcome["steps_back"].as_u64() > Some(0), is_back, "{outcome}");
+        // Every run compared at least the shortest answer of each of its conversations.
+        let conversations = outcome["way"]["conversations"].as_u64().unwrap();
+        assert!(outcome["rows"].as_u64() >= Some(16 * conversations), "{outcome}");
     }
+    let left_out = report["pairs_left_out"].as_array().unwrap();
+    assert_eq!(report["pairs"][0].as_u64().unwrap() + left_out.len() as u64, report["pairs"][1]);
 }
 
 #[test]
@@ -28,4 +42,38 @@ fn no_time_is_no_success() {
         Command::new(env!("CARGO_BIN_EXE_motet")).args(["verify", "--budget", "0"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).contains("Left out for lack of time"));
+}
+
+/// Once conversations have run alone, the file's weights change under the command's hands: whatever runs afterwards is
+/// no longer what it was alone.
+#[test]
+fn a_difference_fails_the_command() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("changing.gguf");
+    std::fs::copy(root.join("assets/motet-demo.gguf"), &path).unwrap();
+    let mut process = Command::new(env!("CARGO_BIN_EXE_motet"))
+        .args(["verify", "--budget", "20", "--model"])
+        .arg(&path)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut progress = BufReader::new(process.stderr.take().unwrap());
+    let mut line = String::new();
+    progress.read_line(&mut line).unwrap();
+    assert!(line.contains(" 0 differ"), "{line}");
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let len = file.metadata().unwrap().len();
+    for at in (len / 4..len).step_by(997) {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    }
+    let mut rest = String::new();
+    progress.read_to_string(&mut rest).unwrap();
+    let output = process.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{rest}");
+    assert!(rest.contains("conversations differ from what they are alone"), "{rest}");
+    let report = String::from_utf8_lossy(&output.stdout);
+    assert!(report.contains("DIFFERENCE") && report.contains("conversation 0"), "{report}");
 }

@@ -170,6 +170,8 @@ pub struct Answer {
     pub logprobs: Vec<f32>,
     /// The prompt's own tokens with theirs, if they were asked for.
     pub scores: Vec<(u32, f32)>,
+    /// Position and digest of the rows that were run, if digests were asked for.
+    pub rows: Vec<(usize, u64)>,
     pub cached: Option<usize>,
     pub reason: Option<FinishReason>,
     pub generated: usize,
@@ -187,9 +189,10 @@ pub fn answers(stream: &mut Stream) -> Vec<Answer> {
 
 pub fn add(out: &mut Vec<Answer>, event: Event) {
     let choice = match event {
-        Event::Started { choice, .. } | Event::Token { choice, .. } | Event::Finished { choice, .. } => {
-            choice
-        }
+        Event::Started { choice, .. }
+        | Event::Row { choice, .. }
+        | Event::Token { choice, .. }
+        | Event::Finished { choice, .. } => choice,
         Event::Prompt(_) | Event::Failed(_) => 0,
     } as usize;
     if out.len() <= choice {
@@ -198,6 +201,7 @@ pub fn add(out: &mut Vec<Answer>, event: Event) {
     let answer = &mut out[choice];
     match event {
         Event::Started { cached_tokens, .. } => answer.cached = Some(cached_tokens),
+        Event::Row { position, digest, .. } => answer.rows.push((position, digest)),
         Event::Prompt(scored) => answer.scores.push((scored.token, scored.logprob.unwrap())),
         Event::Token { scored, .. } => {
             answer.tokens.push(scored.token);

@@ -5,20 +5,23 @@ use motet_engine::{Request, SamplingOptions};
 use motet_model::PAGE;
 
 /// Tokens of the prompts. Some end on a page border, some just behind one.
-const LENGTHS: [usize; MOST] = [190, 40, 411, 64, 700, 129, 257, 320];
+const LENGTHS: [usize; MOST] = [700, 40, 190, 411, 64, 129, 257, 320];
 /// Conversations at most.
 pub(super) const MOST: usize = 8;
 /// Conversations `.1` begin with as many (`.2`) tokens of conversation `.0`.
-const ALIKE: [(usize, usize, usize); 3] = [(2, 4, 330), (0, 6, 128), (5, 7, 64)];
-/// Where the instruction set is slow for the model: prompt, answer, and conversations at most.
-const SHORT: (usize, usize, usize) = (80, 16, 2);
+const ALIKE: [(usize, usize, usize); 3] = [(0, 3, 330), (2, 6, 128), (3, 7, 64)];
+/// Where the instruction set is slow for the model: prompt and answer. Behind a page that was found, more than 32 tokens
+/// of the prompt are left, so that a chunk of 512 is larger than one of 32.
+const SHORT: (usize, usize) = (98, 10);
+/// Pages of a prompt that a forerunner shares if it shares only its beginning.
+const BEGINNING: usize = 2;
 
 /// How long conversations are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Extent {
     /// Prompts of 40 to 700 tokens.
     Whole,
-    /// At most two conversations of 96 tokens.
+    /// Some hundred tokens each.
     Short,
 }
 
@@ -62,17 +65,14 @@ impl Conversation {
             let (head, tail) = all.split_at_mut(to);
             tail[0].prompt[..shared].copy_from_slice(&head[from].prompt[..shared]);
         }
-        all.truncate(match extent {
-            Extent::Whole => count,
-            Extent::Short => count.min(SHORT.2),
-        });
+        all.truncate(count);
         all
     }
 
     fn new(vocabulary: &Vocabulary, extent: Extent, number: usize, context: usize) -> Self {
         let (prompt, answer) = match extent {
             Extent::Whole => (LENGTHS[number], 16 + 11 * number % 33),
-            Extent::Short => (SHORT.0, SHORT.1),
+            Extent::Short => SHORT,
         };
         let prompt = prompt.min(context.saturating_sub(answer)).max(1);
         let (greedy, warm) =
@@ -91,12 +91,13 @@ impl Conversation {
         }
     }
 
-    /// A conversation that is older than all others and needs a second page soon and a third one later: in a pool
-    /// that is full it makes others step back.
-    pub(super) fn elder(vocabulary: &Vocabulary) -> Self {
+    /// A conversation that is older than all others and fills `pages` pages, `steps` steps behind its first token: in
+    /// a pool that is full then, it makes another step back.
+    pub(super) fn elder(vocabulary: &Vocabulary, pages: usize, steps: usize) -> Self {
+        let prompt = (pages * PAGE).saturating_sub(steps).max(1);
         Self {
-            prompt: vocabulary.tokens(77, PAGE - 2),
-            answer: PAGE + 6,
+            prompt: vocabulary.tokens(77, prompt),
+            answer: steps + PAGE,
             sampling: SamplingOptions::greedy(),
         }
     }
@@ -111,23 +112,24 @@ impl Conversation {
         self.prompt.len().div_ceil(PAGE)
     }
 
-    /// A request with digests of the rows of the answer, and if asked for of the prompt.
-    pub(super) fn request(&self, digests_of_prompt: bool) -> Request {
+    /// A request with digests of all rows that are run.
+    pub(super) fn request(&self) -> Request {
         Request {
             sampling: self.sampling.clone(),
             max_tokens: Some(self.answer),
-            prompt_logprobs: digests_of_prompt.then_some(0),
             digests: true,
             ..Request::new(self.prompt.clone())
         }
     }
 
-    /// A request of somebody else that begins alike: the whole prompt, or for every other conversation with several
-    /// pages the first half of them and then something else.
+    /// A request of somebody else that begins alike, with the same first page or two, the first half, or the whole
+    /// prompt, and then something else.
     pub(super) fn forerunner(&self, number: usize, vocabulary: &Vocabulary) -> Request {
-        let shared = match self.prompt.len() / PAGE / 2 * PAGE {
-            half if half > 0 && number.is_multiple_of(2) && number > 0 => half,
-            _ => self.prompt.len(),
+        let pages = self.prompt.len() / PAGE;
+        let shared = match number % 3 {
+            0 => PAGE * pages.min(BEGINNING),
+            1 => self.prompt.len(),
+            _ => PAGE * (pages / 2).max(1),
         };
         let mut prompt = self.prompt[..shared].to_vec();
         prompt.extend(vocabulary.tokens(500 + number as u64, self.prompt.len() - shared));

@@ -1,6 +1,7 @@
 //! The ways in which conversations can run, and a set of them in which every two values meet.
 //!
-//! Nothing here knows an engine. The covering set is greedy and without chance: the same on every call.
+//! Nothing here knows an engine. The covering set is greedy and without chance: the same on every call. Pairs of values
+//! that would take too long are never in it, and are named.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,11 +10,15 @@ use motet_cpu::Isa;
 use serde::{Serialize, Serializer};
 
 /// Conversations that run at once.
-const CONVERSATIONS: [usize; 4] = [1, 2, 4, 8];
+pub(super) const CONVERSATIONS: (&str, [usize; 4]) = ("conversations", [1, 2, 4, 8]);
 /// Rows of a prompt per step.
-const CHUNKS: [usize; 4] = [1, 7, 32, 512];
+pub(super) const CHUNK: (&str, [usize; 4]) = ("chunk", [1, 7, 32, 512]);
 /// Compute threads.
 const THREADS: [usize; 2] = [1, 2];
+/// What is found in memory.
+pub(super) const PREFIX: &str = "prefix";
+/// Where the scalar definition is too slow, at most so many conversations run in it.
+pub(super) const FEW: usize = 2;
 
 /// What a conversation finds in memory when it begins or goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -23,7 +28,8 @@ pub(super) enum Reuse {
     Cold,
     /// Pages of an earlier conversation that began alike.
     Warm,
-    /// The pool is too small for all: conversations step back into the queue and are read again.
+    /// The pool is too small for all, and an older conversation needs more of it: conversations step back into the
+    /// queue and are read again.
     SteppingBack,
 }
 
@@ -33,11 +39,14 @@ pub(super) enum Reuse {
 pub(super) enum Arrival {
     /// One behind the other, without waiting.
     AtOnce,
-    /// Each when the one before it has got its first token.
+    /// Each two steps behind the one before it.
     Staggered,
     /// Without waiting, the last first.
     Reversed,
 }
+
+/// A value by the name of its dimension.
+pub(super) type Named = (&'static str, String);
 
 /// One way to run conversations: a value of every dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -75,17 +84,29 @@ impl fmt::Display for Arrival {
     }
 }
 
+impl Arrival {
+    /// The numbers of `count` conversations in order of arrival.
+    pub(super) fn order(self, count: usize) -> impl Iterator<Item = usize> {
+        (0..count).map(move |place| if self == Arrival::Reversed { count - 1 - place } else { place })
+    }
+}
+
 impl Way {
-    /// Its values by name of the dimension.
-    pub(super) fn values(&self) -> [(&'static str, String); 6] {
+    /// Its values.
+    pub(super) fn values(&self) -> [Named; 6] {
         [
-            ("conversations", self.conversations.to_string()),
-            ("chunk", self.chunk.to_string()),
+            (CONVERSATIONS.0, self.conversations.to_string()),
+            (CHUNK.0, self.chunk.to_string()),
             ("threads", self.threads.to_string()),
             ("instructions", self.isa.to_string()),
-            ("prefix", self.reuse.to_string()),
+            (PREFIX, self.reuse.to_string()),
             ("arrival", self.arrival.to_string()),
         ]
+    }
+
+    /// Rows of a prompt's largest chunk in a run that is worth the name: more than the next smaller value allows.
+    pub(super) fn least_chunk(&self) -> usize {
+        CHUNK.1.iter().copied().filter(|&smaller| smaller < self.chunk).max().unwrap_or(0) + 1
     }
 }
 
@@ -102,6 +123,8 @@ impl fmt::Display for Way {
 #[derive(Debug, Clone)]
 pub(super) struct Matrix {
     isas: Vec<Isa>,
+    /// The scalar definition runs few conversations.
+    slow_in_scalar: bool,
 }
 
 const REUSES: [Reuse; 3] = [Reuse::Cold, Reuse::Warm, Reuse::SteppingBack];
@@ -109,18 +132,18 @@ const ARRIVALS: [Arrival; 3] = [Arrival::AtOnce, Arrival::Staggered, Arrival::Re
 
 impl Matrix {
     /// The matrix over these instruction sets.
-    pub(super) fn new(isas: Vec<Isa>) -> Self {
-        Self { isas }
+    pub(super) fn new(isas: Vec<Isa>, slow_in_scalar: bool) -> Self {
+        Self { isas, slow_in_scalar }
     }
 
     fn sizes(&self) -> [usize; 6] {
-        [CONVERSATIONS.len(), CHUNKS.len(), THREADS.len(), self.isas.len(), REUSES.len(), ARRIVALS.len()]
+        [CONVERSATIONS.1.len(), CHUNK.1.len(), THREADS.len(), self.isas.len(), REUSES.len(), ARRIVALS.len()]
     }
 
     fn way(&self, values: &[usize]) -> Way {
         Way {
-            conversations: CONVERSATIONS[values[0]],
-            chunk: CHUNKS[values[1]],
+            conversations: CONVERSATIONS.1[values[0]],
+            chunk: CHUNK.1[values[1]],
             threads: THREADS[values[2]],
             isa: self.isas[values[3]],
             reuse: REUSES[values[4]],
@@ -128,7 +151,27 @@ impl Matrix {
         }
     }
 
-    /// Every way.
+    /// Whether two values may meet, the lower dimension first.
+    fn allows(&self, (x, y): (Value, Value)) -> bool {
+        let is_crowd = x.0 == 0 && CONVERSATIONS.1[x.1] > FEW;
+        let is_scalar = self.isas == [Isa::Scalar] || (y.0 == 3 && self.isas[y.1] == Isa::Scalar);
+        !(self.slow_in_scalar && is_crowd && is_scalar)
+    }
+
+    /// Every two values that may meet, and those that may not.
+    pub(super) fn pairs(&self) -> (Vec<[Named; 2]>, Vec<[Named; 2]>) {
+        let (may, may_not): (Vec<_>, Vec<_>) = all_pairs(&self.sizes()).partition(|&pair| self.allows(pair));
+        let names = |pairs: Vec<(Value, Value)>| {
+            pairs.into_iter().map(|(x, y)| [self.name(x), self.name(y)]).collect()
+        };
+        (names(may), names(may_not))
+    }
+
+    fn name(&self, (dimension, v): Value) -> Named {
+        self.way(&self.sizes().map(|size| v.min(size - 1))).values()[dimension].clone()
+    }
+
+    /// Every way; nothing is too slow.
     pub(super) fn product(&self) -> Vec<Way> {
         let mut all = vec![Vec::new()];
         for size in self.sizes() {
@@ -140,18 +183,26 @@ impl Matrix {
         all.iter().map(|values| self.way(values)).collect()
     }
 
-    /// The names of all dimensions and values.
-    pub(super) fn values(&self) -> Vec<(&'static str, String)> {
+    /// All values.
+    pub(super) fn values(&self) -> Vec<Named> {
         let sizes = self.sizes();
-        let alike = |dimension: usize, v: usize| {
-            self.way(&sizes.map(|size| v.min(size - 1))).values()[dimension].clone()
-        };
-        (0..sizes.len()).flat_map(|d| (0..sizes[d]).map(move |v| (d, v))).map(|(d, v)| alike(d, v)).collect()
+        let of = |dimension| (0..sizes[dimension]).map(move |v| (dimension, v));
+        (0..sizes.len()).flat_map(of).map(|value| self.name(value)).collect()
     }
 
-    /// Few ways in which every value meets every value of every other dimension, most pairs first.
+    /// Few ways in which every value meets every value of every other dimension that it may meet, most pairs first.
+    /// Where the scalar definition is slow, one way of it comes first, so that there always is one, and the others
+    /// last, so that little is left out.
     pub(super) fn covering(&self) -> Vec<Way> {
-        covering(&self.sizes()).iter().map(|values| self.way(values)).collect()
+        let rows = covering(&self.sizes(), |pair| self.allows(pair));
+        let mut ways: Vec<Way> = rows.iter().map(|values| self.way(values)).collect();
+        if self.slow_in_scalar {
+            ways.sort_by_key(|way| way.isa == Isa::Scalar);
+            if let Some(first) = ways.iter().position(|way| way.isa == Isa::Scalar) {
+                ways[..=first].rotate_right(1);
+            }
+        }
+        ways
     }
 }
 
@@ -164,28 +215,31 @@ fn pairs(row: &[usize]) -> impl Iterator<Item = (Value, Value)> {
     (0..row.len()).flat_map(move |a| (a + 1..row.len()).map(move |b| (value(a), value(b))))
 }
 
-/// Rows of values, one for each dimension, in which all pairs meet. Each row begins with a pair that has not met, and
-/// takes in every other dimension the value that meets most of what it has not met yet.
-fn covering(sizes: &[usize]) -> Vec<Vec<usize>> {
+/// All pairs of values of different dimensions, the lower dimension first.
+fn all_pairs(sizes: &[usize]) -> impl Iterator<Item = (Value, Value)> {
     let values = |dimension: usize| (0..sizes[dimension]).map(move |v| (dimension, v));
-    let dimensions = 0..sizes.len();
-    let mut open: BTreeSet<(Value, Value)> = dimensions
-        .clone()
-        .flat_map(|a| (a + 1..sizes.len()).map(move |b| (a, b)))
-        .flat_map(|(a, b)| values(a).flat_map(move |x| values(b).map(move |y| (x, y))))
-        .collect();
+    let dimensions = (0..sizes.len()).flat_map(|a| (a + 1..sizes.len()).map(move |b| (a, b)));
+    dimensions.flat_map(move |(a, b)| values(a).flat_map(move |x| values(b).map(move |y| (x, y))))
+}
+
+/// Rows of values, one for each dimension, in which all pairs that are allowed meet and no others. Each row begins with
+/// a pair that has not met, and takes in every other dimension the value that meets most of what it has not met yet.
+fn covering(sizes: &[usize], allows: impl Fn((Value, Value)) -> bool) -> Vec<Vec<usize>> {
+    let values = |dimension: usize| (0..sizes[dimension]).map(move |v| (dimension, v));
+    let mut open: BTreeSet<(Value, Value)> = all_pairs(sizes).filter(|&pair| allows(pair)).collect();
     let mut rows = Vec::new();
     while let Some(&(x, y)) = open.first() {
         let mut chosen = vec![x, y];
-        for dimension in dimensions.clone().filter(|&d| d != x.0 && d != y.0) {
-            let new = |value: Value| {
-                chosen.iter().filter(|&&other| open.contains(&(other.min(value), other.max(value)))).count()
-            };
+        for dimension in (0..sizes.len()).filter(|&d| d != x.0 && d != y.0) {
+            let pair = |value: Value, other: Value| (other.min(value), other.max(value));
+            let new = |value: Value| chosen.iter().filter(|&&o| open.contains(&pair(value, o))).count();
             // Where several meet as many, they take turns.
             let turn = |v: usize| (v + sizes[dimension] - rows.len() % sizes[dimension]) % sizes[dimension];
-            let best = values(dimension).max_by_key(|&value| (new(value), usize::MAX - turn(value.1)));
+            let allowed = values(dimension).filter(|&v| chosen.iter().all(|&o| allows(pair(v, o))));
+            let best = allowed.max_by_key(|&value| (new(value), usize::MAX - turn(value.1)));
             chosen.extend(best);
         }
+        assert_eq!(chosen.len(), sizes.len(), "a pair that is allowed but can't meet: {x:?}, {y:?}");
         chosen.sort_unstable();
         let row: Vec<usize> = chosen.into_iter().map(|(_, value)| value).collect();
         for pair in pairs(&row) {
@@ -212,7 +266,7 @@ mod tests {
     #[test]
     fn every_pair_of_values_meets_in_few_rows() {
         for sizes in [[4, 4, 2, 1, 3, 3], [4, 4, 2, 2, 3, 3], [4, 4, 2, 3, 3, 3]] {
-            let rows = covering(&sizes);
+            let rows = covering(&sizes, |_| true);
             assert!(rows.iter().all(|row| row.iter().zip(sizes).all(|(&v, size)| v < size)));
             assert!(all_pairs_meet(&sizes, &rows));
             // The least is the product of the two largest dimensions, 16.
@@ -223,10 +277,33 @@ mod tests {
 
     #[test]
     fn the_product_has_every_way_once() {
-        let matrix = Matrix::new(vec![Isa::Scalar, Isa::Avx2]);
+        let matrix = Matrix::new(vec![Isa::Scalar, Isa::Avx2], false);
         let all = matrix.product();
         assert_eq!(all.len(), 4 * 4 * 2 * 2 * 3 * 3);
         assert!(all.iter().enumerate().all(|(i, way)| !all[..i].contains(way)));
         assert!(matrix.covering().iter().all(|way| all.contains(way)));
+        // 4·4 + (4 + 4)·(2 + 2 + 3 + 3) + 2·2 + (2 + 2)·(3 + 3) + 3·3 pairs.
+        assert_eq!((matrix.pairs().0.len(), matrix.pairs().1.len()), (133, 0));
+        assert_eq!(matrix.values().len(), 4 + 4 + 2 + 2 + 3 + 3);
+    }
+
+    #[test]
+    fn where_scalar_is_slow_it_never_meets_crowds_and_one_way_of_it_comes_first() {
+        let matrix = Matrix::new(vec![Isa::Scalar, Isa::Avx2, Isa::Avx512], true);
+        let (may, may_not) = matrix.pairs();
+        let named = |conversations: &str| {
+            [(CONVERSATIONS.0, conversations.to_owned()), ("instructions", "scalar".to_owned())]
+        };
+        assert_eq!(may_not, [named("4"), named("8")]);
+        let ways = matrix.covering();
+        let met = |[a, b]: &[Named; 2]| ways.iter().any(|w| w.values().contains(a) && w.values().contains(b));
+        assert!(may.iter().all(met));
+        assert!(!may_not.iter().any(met));
+        let scalar: Vec<bool> = ways.iter().map(|way| way.isa == Isa::Scalar).collect();
+        assert!(scalar[0] && scalar[1..].is_sorted() && scalar.ends_with(&[true]));
+        assert!(scalar.iter().filter(|&&s| s).count() <= 6, "{scalar:?}");
+        // A CPU with nothing but the scalar definition.
+        let only = Matrix::new(vec![Isa::Scalar], true);
+        assert!(only.covering().iter().all(|way| way.conversations <= FEW));
     }
 }

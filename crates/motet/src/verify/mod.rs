@@ -2,13 +2,14 @@
 //!
 //! Each conversation runs alone once; then they run together in many ways, and every row of logits must have the bits
 //! that it has alone. `matrix` says in which ways, `conversation` what is said, `runs` lets them run, `transcript`
-//! compares, `report` sums up.
+//! compares, `witness` saw what the device was made to do, `report` sums up.
 
 mod conversation;
 mod matrix;
 mod report;
 mod runs;
 mod transcript;
+mod witness;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -16,13 +17,16 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use motet_cpu::{CpuDevice, CpuOptions, Isa};
-use motet_engine::{Engine, Machine, Options, Plan};
+use motet_engine::{Machine, Options, Plan};
+use motet_model::Stage;
 use motet_text::Tokenizer;
 
 use self::conversation::Vocabulary;
-use self::matrix::Matrix;
+use self::matrix::{Matrix, Way};
 use self::report::Report;
-use self::runs::{Runs, Setting, Subject};
+#[cfg(test)]
+use self::report::Verdict;
+use self::runs::{Prepare, Runs, Setting, Subject};
 use crate::Outcome;
 use crate::model::Model;
 
@@ -54,60 +58,31 @@ impl Verify {
         let budget = self.budget.or((!self.full).then_some(BUDGET));
         let deadline = budget.map(|seconds| begun + Duration::from_secs(seconds));
         let model = Model::open(self.model.as_deref())?;
-        let network = &model.weights.network;
-        let slow_in_scalar = network.parameters() > SLOW_IN_SCALAR;
-        let start = |setting| start(&model, setting);
-        let subject = Subject {
-            start: &start,
-            vocabulary: vocabulary(&model.tokenizer, network.vocab),
-            context: network.context,
-            recurrent: 4 * network.state().recurrent_floats as u64,
-            slow_in_scalar,
-        };
-        let limits = slow_in_scalar.then(|| {
-            "The scalar definition is slow for a model of this size: there at most 2 conversations of 96 tokens run."
-                .to_owned()
-        });
-        let isas = Isa::available();
-        let names = isas.iter().map(|isa| isa.name()).collect();
-        let matrix = Matrix::new(isas);
-        let mut ways = if self.full { matrix.product() } else { matrix.covering() };
-        if slow_in_scalar {
-            // What takes longest comes last, so that little is left out.
-            ways.sort_by_key(|way| way.isa == Isa::Scalar);
-        }
-        let count = ways.len();
-        let mut runs = Runs::new(subject, deadline);
-        let (mut outcomes, mut left_out) = (Vec::new(), Vec::new());
-        for (number, way) in ways.into_iter().enumerate() {
-            match runs.run(way)? {
-                Some(outcome) => {
-                    eprintln!(
-                        "{:>3}/{count} {way}: {} rows, {} differ, {:.1} s",
-                        number + 1,
-                        outcome.rows,
-                        outcome.differing,
-                        outcome.seconds
-                    );
-                    outcomes.push(outcome);
-                }
-                None => left_out.push(way),
-            }
-        }
+        let prepare = |setting| prepare(&model, setting);
+        let slow_in_scalar = model.weights.network.parameters() > SLOW_IN_SCALAR;
+        let matrix = Matrix::new(Isa::available(), slow_in_scalar);
+        let ways = if self.full { matrix.product() } else { matrix.covering() };
+        let runs = Runs::new(subject(&model, &prepare, slow_in_scalar), deadline);
+        let (outcomes, left_out) = examine(runs, ways)?;
         let seconds = begun.elapsed().as_secs_f64();
-        let report = Report::new(model.name.clone(), names, limits, seconds, &matrix, outcomes, left_out);
-        if self.json {
-            println!("{}", serde_json::to_string_pretty(&report)?);
-        } else {
-            print!("{report}");
+        let report = Report::new(model.name.clone(), seconds, &matrix, outcomes, left_out);
+        match self.json {
+            true => println!("{}", serde_json::to_string_pretty(&report)?),
+            false => print!("{report}"),
         }
-        match report.passed() {
-            true => Ok(()),
-            false if report.rows == 0 => {
-                Err("nothing could be compared within the budget; give it more".into())
-            }
-            false => Err("conversations differ from what they are alone".into()),
-        }
+        Ok(report.verdict()?)
+    }
+}
+
+/// What there is to know of a model.
+fn subject<'a>(model: &Model, prepare: Prepare<'a>, slow_in_scalar: bool) -> Subject<'a> {
+    let network = &model.weights.network;
+    Subject {
+        prepare,
+        vocabulary: vocabulary(&model.tokenizer, network.vocab),
+        context: network.context,
+        recurrent: 4 * network.state().recurrent_floats as u64,
+        slow_in_scalar,
     }
 }
 
@@ -118,15 +93,97 @@ fn vocabulary(tokenizer: &Tokenizer, len: usize) -> Vocabulary {
     Vocabulary::new(len.min(tokenizer.vocab_len()), special)
 }
 
-/// An engine over the CPU.
-fn start(model: &Model, setting: Setting) -> Result<Engine, Box<dyn Error>> {
+/// Plans a stage on the CPU and loads it.
+fn prepare(model: &Model, setting: Setting) -> Result<(Plan, Box<dyn Stage>), Box<dyn Error>> {
     let device = CpuDevice::new(CpuOptions { threads: setting.threads, isa: setting.isa });
     let plan = |options: &Options| Plan::new(&model.weights.network, options, Machine::here(), &device);
     let mut options = setting.options;
     if setting.tight {
         options.memory = Some(plan(&options)?.smallest_memory);
     }
-    let engine = model.weights.start(plan(&options)?, device.clone());
-    engine.wait_until_loaded()?;
-    Ok(engine)
+    let plan = plan(&options)?;
+    let stage = model.weights.prepare(&device, plan.limits())?;
+    Ok((plan, stage))
+}
+
+/// Runs the ways: what came of them, and those that the time did not suffice for.
+fn examine(mut runs: Runs<'_>, ways: Vec<Way>) -> Result<(Vec<runs::Outcome>, Vec<Way>), Box<dyn Error>> {
+    let count = ways.len();
+    let (mut outcomes, mut left_out) = (Vec::new(), Vec::new());
+    for (number, way) in ways.into_iter().enumerate() {
+        match runs.run(way)? {
+            Some(outcome) => {
+                let (rows, differing, seconds) = (outcome.rows, outcome.differing, outcome.seconds);
+                eprintln!("{:>3}/{count} {way}: {rows} rows, {differing} differ, {seconds:.1} s", number + 1);
+                outcomes.push(outcome);
+            }
+            None => left_out.push(way),
+        }
+    }
+    Ok((outcomes, left_out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use motet_model::device::Observer;
+    use motet_model::{DeviceError, InFlight, Slot};
+
+    /// A stage that is exact but for one bit: where several conversations share a step, the logits of the last row asked
+    /// for differ.
+    struct Saboteur(Box<dyn Stage>);
+
+    impl Stage for Saboteur {
+        fn reserve(&mut self, rows: usize) -> Result<(), DeviceError> {
+            self.0.reserve(rows)
+        }
+
+        fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
+            self.0.step(work)?;
+            if work.batch.segments.len() > 1
+                && let Some(answer) = work.answers.last_mut()
+            {
+                answer.digest ^= 1;
+            }
+            Ok(())
+        }
+
+        fn commit(&mut self, kept: &[(Slot, usize)]) {
+            self.0.commit(kept);
+        }
+
+        fn poison(&mut self, pool: usize, page: u32) {
+            self.0.poison(pool, page);
+        }
+
+        fn observe(&mut self, observer: Option<Box<dyn Observer>>) {
+            self.0.observe(observer);
+        }
+    }
+
+    fn report(prepare: Prepare<'_>, model: &Model) -> Report {
+        let matrix = Matrix::new(vec![Isa::best()], false);
+        let ways = matrix.covering().into_iter().filter(|way| way.conversations <= 2).collect();
+        let (outcomes, left_out) = examine(Runs::new(subject(model, prepare, false), None), ways).unwrap();
+        Report::new(model.name.clone(), 1.0, &matrix, outcomes, left_out)
+    }
+
+    #[test]
+    fn a_bit_that_depends_on_company_is_found_and_fails_the_command() {
+        let model = Model::open(None).unwrap();
+        let faithful = report(&|setting| prepare(&model, setting), &model);
+        assert_eq!(faithful.verdict(), Ok(()), "{faithful}");
+        let sabotaged = |setting| {
+            let (plan, stage) = prepare(&model, setting)?;
+            Ok((plan, Box::new(Saboteur(stage)) as Box<dyn Stage>))
+        };
+        let report = report(&sabotaged, &model);
+        assert_eq!(report.verdict(), Err(Verdict::Differ));
+        for outcome in &report.outcomes {
+            // An older conversation is company as well.
+            let has_company = outcome.observed.together > 1;
+            assert_eq!(outcome.differing > 0, has_company, "{}", outcome.way);
+        }
+        assert!(report.to_string().contains("DIFFERENCE"));
+    }
 }

@@ -1,21 +1,29 @@
 //! What is said of all runs: a table for people, JSON for programs.
 
 use std::collections::BTreeMap;
-use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
 
-use super::matrix::{Matrix, Way};
+use super::matrix::{Matrix, Named, Way};
 use super::runs::{Found, Outcome};
+use super::transcript::Row;
+
+/// Why the command fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Verdict {
+    /// A row differs, or a conversation failed.
+    #[error("conversations differ from what they are alone")]
+    Differ,
+    /// There was no time.
+    #[error("nothing could be compared within the budget; give it more")]
+    Nothing,
+}
 
 /// All that was found out.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) model: String,
-    pub(super) instruction_sets: Vec<&'static str>,
-    /// What was made smaller than the matrix says.
-    pub(super) limits: Option<String>,
     pub(super) seconds: f64,
     /// Ways that ran.
     pub(super) runs: usize,
@@ -23,8 +31,12 @@ pub(super) struct Report {
     pub(super) rows: usize,
     /// Rows that differ.
     pub(super) differing: usize,
-    /// Pairs of values that met in a run, of all.
+    /// Free pages that were filled with NaN before their first use, and after conversations gave them back.
+    pub(super) nan_pages: (usize, usize),
+    /// Pairs of values that were seen to meet in a run, of all.
     pub(super) pairs: (usize, usize),
+    /// Pairs that did not meet, and why.
+    pub(super) pairs_left_out: Vec<PairLeftOut>,
     /// By dimension and value.
     pub(super) values: Vec<Line>,
     pub(super) outcomes: Vec<Outcome>,
@@ -43,50 +55,59 @@ pub(super) struct Line {
     left_out: usize,
 }
 
+/// Two values that did not meet.
+#[derive(Debug, Serialize)]
+pub(super) struct PairLeftOut {
+    values: [Named; 2],
+    reason: &'static str,
+}
+
 impl Report {
-    /// Sums up. The way for `model`, the outcomes, and what was left out.
+    /// Sums up what came of the ways of a matrix, and what there was no time for.
     pub(super) fn new(
         model: String,
-        instruction_sets: Vec<&'static str>,
-        limits: Option<String>,
         seconds: f64,
         matrix: &Matrix,
         outcomes: Vec<Outcome>,
         left_out: Vec<Way>,
     ) -> Self {
-        let mut values: Vec<Line> = Vec::new();
-        for (dimension, value) in matrix.values() {
-            let has = |way: &Way| way.values().contains(&(dimension, value.clone()));
+        let values = matrix.values().into_iter().map(|value| {
+            let has = |way: &Way| way.values().contains(&value);
             let with = || outcomes.iter().filter(|o| has(&o.way));
-            values.push(Line {
-                dimension,
+            Line {
+                dimension: value.0,
                 runs: with().count(),
                 rows: with().map(|o| o.rows).sum(),
                 differing: with().map(|o| o.differing).sum(),
                 left_out: left_out.iter().filter(|way| has(way)).count(),
-                value,
-            });
-        }
-        let met = |ways: &mut dyn Iterator<Item = Way>| {
-            let mut pairs = BTreeSet::new();
-            for way in ways {
-                let values = way.values();
-                for (i, a) in values.iter().enumerate() {
-                    pairs.extend(values[..i].iter().map(|b| (a.clone(), b.clone())));
-                }
+                value: value.1.clone(),
             }
-            pairs.len()
-        };
-        let all = met(&mut matrix.covering().into_iter());
+        });
+        let values = values.collect();
+        let met: Vec<Vec<Named>> = outcomes.iter().map(Outcome::met).collect();
+        let meet = |way: &[Named], pair: &[Named; 2]| pair.iter().all(|value| way.contains(value));
+        let (may, may_not) = matrix.pairs();
+        let all = may.len() + may_not.len();
+        let not_met = may.into_iter().filter(|pair| !met.iter().any(|way| meet(way, pair))).map(|values| {
+            let ran = outcomes.iter().any(|outcome| meet(&outcome.way.values(), &values));
+            PairLeftOut { values, reason: if ran { "not seen in a run" } else { "no time" } }
+        });
+        let too_slow = may_not
+            .into_iter()
+            .map(|values| PairLeftOut { values, reason: "too slow with a model of this size" });
+        let pairs_left_out: Vec<PairLeftOut> = too_slow.chain(not_met).collect();
         Self {
             model,
-            instruction_sets,
-            limits,
             seconds,
             runs: outcomes.len(),
             rows: outcomes.iter().map(|o| o.rows).sum(),
             differing: outcomes.iter().map(|o| o.differing).sum(),
-            pairs: (met(&mut outcomes.iter().map(|o| o.way)), all),
+            nan_pages: (
+                outcomes.iter().map(|o| o.observed.fresh_pages).sum(),
+                outcomes.iter().map(|o| o.observed.returned_pages).sum(),
+            ),
+            pairs: (all - pairs_left_out.len(), all),
+            pairs_left_out,
             values,
             outcomes,
             left_out,
@@ -94,8 +115,14 @@ impl Report {
     }
 
     /// Whether rows were compared and no conversation differs or failed.
-    pub(super) fn passed(&self) -> bool {
-        self.rows > 0 && self.outcomes.iter().all(|o| o.differing == 0 && o.differences.is_empty())
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn verdict(&self) -> Result<(), Verdict> {
+        if self.outcomes.iter().any(|o| o.differing > 0 || !o.differences.is_empty()) {
+            return Err(Verdict::Differ);
+        }
+        if self.rows == 0 { Err(Verdict::Nothing) } else { Ok(()) }
     }
 }
 
@@ -106,7 +133,10 @@ impl fmt::Display for Found {
             write!(f, ", position {}", first.position)?;
             for (name, row) in [("alone", first.alone), ("here", first.found)] {
                 match row {
-                    Some(row) => write!(f, ", {name} token {} ({:016x})", row.token, row.digest)?,
+                    Some(Row { digest, token: Some(token) }) => {
+                        write!(f, ", {name} {digest:016x} and token {token}")?;
+                    }
+                    Some(Row { digest, token: None }) => write!(f, ", {name} {digest:016x}")?,
                     None => write!(f, ", {name} nothing")?,
                 }
             }
@@ -121,11 +151,7 @@ impl fmt::Display for Found {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}, {}", self.model, self.instruction_sets.join(", "))?;
-        if let Some(limits) = &self.limits {
-            writeln!(f, "{limits}")?;
-        }
-        writeln!(f, "{:<32}{:>8}{:>10}{:>12}", "", "runs", "rows", "differences")?;
+        writeln!(f, "{:<32}{:>8}{:>10}{:>12}", self.model, "runs", "rows", "differences")?;
         let mut before = "";
         for line in &self.values {
             let name = if line.dimension == before { "" } else { line.dimension };
@@ -137,20 +163,24 @@ impl fmt::Display for Report {
             )?;
         }
         writeln!(f, "{:<32}{:>8}{:>10}{:>12}", "in all", self.runs, self.rows, self.differing)?;
+        let (fresh, returned) = self.nan_pages;
+        let Self { seconds, pairs: (met, all), .. } = self;
         writeln!(
             f,
-            "{} of {} pairs of values met, in {:.0} s; every row was compared with the conversation alone, bit for bit.",
-            self.pairs.0, self.pairs.1, self.seconds
+            "Every row that was run was compared with the conversation alone, bit for bit. Free pages were filled with \
+             NaN before every step: {fresh} before their first use, {returned} that conversations had given back."
         )?;
-        let mut reasons: BTreeMap<&str, Vec<&Way>> = BTreeMap::new();
-        for outcome in &self.outcomes {
-            if let Some(reason) = &outcome.not_exercised {
-                reasons.entry(reason).or_default().push(&outcome.way);
-            }
+        writeln!(f, "{met} of {all} pairs of values were seen to meet, in {seconds:.0} s.")?;
+        let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for PairLeftOut { values: [(a, x), (b, y)], reason } in &self.pairs_left_out {
+            by_reason.entry(reason).or_default().push(format!("{a} {x} with {b} {y}"));
         }
-        for (reason, ways) in reasons {
-            for way in ways {
-                writeln!(f, "Not exercised: {way}: {reason}")?;
+        for (reason, pairs) in by_reason {
+            writeln!(f, "Left out, {reason}: {}", pairs.join("; "))?;
+        }
+        for outcome in &self.outcomes {
+            for missed in &outcome.missed {
+                writeln!(f, "Not as it should be: {}: {}", outcome.way, missed.reason)?;
             }
         }
         for way in &self.left_out {

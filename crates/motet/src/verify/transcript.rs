@@ -5,24 +5,19 @@ use std::collections::BTreeMap;
 use motet_engine::Event;
 use serde::Serialize;
 
-/// One position: its token, and the digest of the logits that it was chosen from or scored by.
+/// One row that was run: the digest of its logits, and the token that was chosen from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Row {
-    pub(super) token: u32,
     pub(super) digest: u64,
+    /// Nothing is chosen from the rows of the prompt but the last, nor from rows that are run again.
+    pub(super) token: Option<u32>,
 }
 
 /// A conversation as it was heard.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Transcript {
-    /// By the position of the token, from 1.
-    pub(super) rows: BTreeMap<usize, Row>,
-    /// Tokens of the prompt.
-    prompt: usize,
-    /// Tokens of the prompt whose rows were published.
-    scored: usize,
-    /// Tokens of the answer.
-    pub(super) generated: usize,
+    /// Every row that was run, with its position; a row that was run twice stands here twice.
+    rows: Vec<(usize, Row)>,
     /// Tokens of the prompt that were found in the prefix cache.
     pub(super) cached: usize,
     /// Nothing follows.
@@ -45,32 +40,25 @@ pub(super) struct Difference {
 /// A conversation held against the conversation alone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Comparison {
-    /// Positions that were compared.
+    /// Rows that were compared.
     pub(super) rows: usize,
-    /// Positions that differ.
+    /// Rows that differ.
     pub(super) differing: usize,
     /// The first of them.
     pub(super) first: Option<Difference>,
 }
 
 impl Transcript {
-    /// Nothing heard yet of a conversation with a prompt of that many tokens.
-    pub(super) fn new(prompt: usize) -> Self {
-        Self { prompt, ..Self::default() }
-    }
-
     pub(super) fn hear(&mut self, event: Event) {
         match event {
             Event::Started { cached_tokens, .. } => self.cached = cached_tokens,
-            Event::Prompt(scored) => {
-                self.scored += 1;
-                self.rows.insert(self.scored, Row { token: scored.token, digest: scored.digest });
-            }
+            Event::Row { position, digest, .. } => self.rows.push((position, Row { digest, token: None })),
             Event::Token { scored, .. } => {
-                let position = self.prompt + self.generated;
-                self.rows.insert(position, Row { token: scored.token, digest: scored.digest });
-                self.generated += 1;
+                if let Some((_, row)) = self.rows.last_mut() {
+                    row.token = Some(scored.token);
+                }
             }
+            Event::Prompt(_) => {}
             Event::Finished { .. } => self.is_over = true,
             Event::Failed(error) => {
                 self.failure = Some(error.to_string());
@@ -79,24 +67,42 @@ impl Transcript {
         }
     }
 
-    /// Compares with the same conversation alone, row by row; without rows of the prompt only the answers. A row that
-    /// only one of them has differs, and so does one without a digest.
-    pub(super) fn compare(&self, alone: &Self, with_prompt: bool) -> Comparison {
-        let from = if with_prompt { 0 } else { self.prompt };
-        let mut positions: Vec<usize> =
-            alone.rows.keys().chain(self.rows.keys()).copied().filter(|&p| p >= from).collect();
-        positions.sort_unstable();
-        positions.dedup();
-        let mut comparison = Comparison { rows: positions.len(), ..Comparison::default() };
-        for position in positions {
-            let (expected, found) = (alone.rows.get(&position).copied(), self.rows.get(&position).copied());
-            if expected == found && expected.is_some_and(|row| row.digest != 0) {
-                continue;
-            }
-            comparison.differing += 1;
-            comparison.first.get_or_insert(Difference { position, alone: expected, found });
+    /// Tokens of the answer so far.
+    pub(super) fn answered(&self) -> usize {
+        self.rows.iter().filter(|(_, row)| row.token.is_some()).count()
+    }
+
+    /// Compares every row that was run with the same row of the conversation alone. Rows behind the cached prefix that
+    /// were never run differ, and so do rows that the other does not have, or whose digest is 0.
+    pub(super) fn compare(&self, alone: &Self) -> Comparison {
+        let expected: BTreeMap<usize, Row> = alone.rows.iter().copied().collect();
+        let mut missing = expected.clone();
+        missing.retain(|&position, _| position >= self.cached);
+        let mut comparison = Comparison::default();
+        for &(position, found) in &self.rows {
+            let expected = expected.get(&position).copied();
+            let first_time = missing.remove(&position).is_some();
+            let is_equal = expected.is_some_and(|row| {
+                row.digest == found.digest
+                    && row.digest != 0
+                    && found.token == row.token.filter(|_| first_time)
+            });
+            comparison.add(is_equal, Difference { position, alone: expected, found: Some(found) });
+        }
+        for (position, row) in missing {
+            comparison.add(false, Difference { position, alone: Some(row), found: None });
         }
         comparison
+    }
+}
+
+impl Comparison {
+    fn add(&mut self, is_equal: bool, difference: Difference) {
+        self.rows += 1;
+        if !is_equal {
+            self.differing += 1;
+            self.first.get_or_insert(difference);
+        }
     }
 }
 
@@ -105,64 +111,94 @@ mod tests {
     use super::*;
     use motet_engine::{FinishReason, Scored, StreamError, Usage};
 
-    fn scored(token: u32, digest: u64) -> Scored {
-        Scored { token, logprob: None, top: Vec::new(), digest }
+    fn row(position: usize, digest: u64) -> Event {
+        Event::Row { choice: 0, position, digest }
     }
 
-    /// A prompt of three tokens, 7 8 9, and the answer 10 11.
-    fn heard() -> Transcript {
-        let mut transcript = Transcript::new(3);
-        transcript.hear(Event::Started { choice: 0, cached_tokens: 0, seed: 1 });
-        transcript.hear(Event::Prompt(scored(8, 0x80)));
-        transcript.hear(Event::Prompt(scored(9, 0x90)));
-        transcript.hear(Event::Token { choice: 0, scored: scored(10, 0xa0) });
-        transcript.hear(Event::Token { choice: 0, scored: scored(11, 0xb0) });
-        let (reason, usage) = (FinishReason::Length, Usage::default());
-        transcript.hear(Event::Finished { choice: 0, reason, usage });
+    fn token(token: u32) -> Event {
+        Event::Token { choice: 0, scored: Scored { token, logprob: None, top: Vec::new() } }
+    }
+
+    fn heard(events: impl IntoIterator<Item = Event>) -> Transcript {
+        let mut transcript = Transcript::default();
+        events.into_iter().for_each(|event| transcript.hear(event));
         transcript
     }
 
+    fn started(cached_tokens: usize) -> Event {
+        Event::Started { choice: 0, cached_tokens, seed: 1 }
+    }
+
+    /// A prompt of three tokens and an answer of two: rows 0 to 3 are run.
+    fn events() -> Vec<Event> {
+        let finished = Event::Finished { choice: 0, reason: FinishReason::Length, usage: Usage::default() };
+        vec![started(0), row(0, 5), row(1, 6), row(2, 7), token(10), row(3, 8), token(11), finished]
+    }
+
+    fn differing(events: Vec<Event>) -> (usize, usize) {
+        let comparison = heard(events).compare(&heard(self::events()));
+        (comparison.rows, comparison.differing)
+    }
+
     #[test]
-    fn rows_stand_at_the_positions_of_their_tokens() {
-        let transcript = heard();
-        let tokens: Vec<(usize, u32)> = transcript.rows.iter().map(|(&p, row)| (p, row.token)).collect();
-        assert_eq!(tokens, [(1, 8), (2, 9), (3, 10), (4, 11)]);
+    fn the_same_rows_are_the_same() {
+        let transcript = heard(events());
         assert!(transcript.is_over && transcript.failure.is_none());
-        assert_eq!(transcript.compare(&heard(), true), Comparison { rows: 4, ..Comparison::default() });
-        assert_eq!(transcript.compare(&heard(), false), Comparison { rows: 2, ..Comparison::default() });
+        assert_eq!(transcript.answered(), 2);
+        assert_eq!(differing(events()), (4, 0));
+    }
+
+    #[test]
+    fn rows_behind_a_cached_prefix_are_compared() {
+        let warm = |digest| vec![started(1), row(1, digest), row(2, 7), token(10), row(3, 8), token(11)];
+        assert_eq!(differing(warm(6)), (3, 0));
+        assert_eq!(differing(warm(5)), (3, 1));
+    }
+
+    #[test]
+    fn rows_that_are_run_again_are_compared_again() {
+        let again = |digest| {
+            let mut again = events();
+            again.splice(5..5, [row(0, 5), row(1, digest), row(2, 7)]);
+            again
+        };
+        assert_eq!(differing(again(6)), (7, 0));
+        assert_eq!(differing(again(9)), (7, 1));
     }
 
     #[test]
     fn one_bit_of_a_digest_is_a_difference() {
-        for position in 1..=4 {
-            let mut tampered = heard();
-            tampered.rows.get_mut(&position).unwrap().digest ^= 1;
-            let comparison = tampered.compare(&heard(), true);
+        for at in [1, 2, 3, 5] {
+            let mut tampered = events();
+            let Event::Row { position, digest, .. } = &mut tampered[at] else { unreachable!() };
+            *digest ^= 1;
+            let position = *position;
+            let comparison = heard(tampered).compare(&heard(events()));
             assert_eq!((comparison.rows, comparison.differing), (4, 1));
             assert_eq!(comparison.first.unwrap().position, position);
         }
     }
 
     #[test]
-    fn another_token_a_missing_row_a_further_row_and_no_digest_are_differences() {
-        let differing = |change: fn(&mut Transcript)| {
-            let mut changed = heard();
-            change(&mut changed);
-            changed.compare(&heard(), true).differing
+    fn other_missing_and_further_tokens_and_rows_and_no_digest_are_differences() {
+        let changed = |change: fn(&mut Vec<Event>)| {
+            let mut events = events();
+            change(&mut events);
+            differing(events).1
         };
-        assert_eq!(differing(|t| t.rows.get_mut(&3).unwrap().token = 5), 1);
-        assert_eq!(differing(|t| t.rows.retain(|&at, _| at != 4)), 1);
-        assert_eq!(differing(|t| t.rows.clear()), 4);
-        assert_eq!(differing(|t| t.rows.extend([(5, Row { token: 1, digest: 2 })])), 1);
-        let mut blank = heard();
-        blank.rows.values_mut().for_each(|row| row.digest = 0);
-        assert_eq!(blank.compare(&blank, true).differing, 4);
+        assert_eq!(changed(|e| e[4] = token(12)), 1);
+        assert_eq!(changed(|e| drop(e.remove(4))), 1, "a missing token");
+        assert_eq!(changed(|e| drop(e.drain(5..7))), 1, "a missing row");
+        assert_eq!(changed(|e| e.clear()), 4);
+        assert_eq!(changed(|e| e.extend([row(4, 9), token(1)])), 1);
+        assert_eq!(changed(|e| e.insert(2, token(3))), 1, "a token in the prompt");
+        let blank = || heard([started(0), row(0, 0)]);
+        assert_eq!(blank().compare(&blank()).differing, 1);
     }
 
     #[test]
     fn a_failure_is_kept() {
-        let mut transcript = Transcript::new(3);
-        transcript.hear(Event::Failed(StreamError::NonFinite { position: 2 }));
+        let transcript = heard([Event::Failed(StreamError::NonFinite { position: 2 })]);
         assert!(transcript.is_over);
         assert!(transcript.failure.unwrap().contains("position 2"));
     }

@@ -1,0 +1,94 @@
+//! A stage that hands everything on and counts what it was made to do: what a run claims must have been seen here.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use motet_model::batch::StateOp;
+use motet_model::device::Observer;
+use motet_model::{DeviceError, InFlight, Slot, Stage};
+use std::sync::{Mutex, PoisonError};
+
+/// What a stage was made to do.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Work {
+    /// Most conversations in one step.
+    pub(super) together: usize,
+    /// Most rows of one conversation in one step.
+    pub(super) chunk: usize,
+    /// Pages filled with NaN before their first use.
+    pub(super) fresh_pages: usize,
+    /// Pages filled with NaN that conversations had given back.
+    pub(super) returned_pages: usize,
+}
+
+/// Where the counts can be read.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Seen(Arc<Mutex<Work>>);
+
+impl Seen {
+    /// The counts so far.
+    pub(super) fn work(&self) -> Work {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sizes are counted afresh: what comes now is what matters.
+    pub(super) fn forget_sizes(&self) {
+        self.change(|work| (work.together, work.chunk) = (0, 0));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Work)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// A stage under observation.
+pub(super) struct Witness {
+    stage: Box<dyn Stage>,
+    seen: Seen,
+    /// Pages, with their pools, that had an owner.
+    used: HashSet<(usize, u32)>,
+}
+
+impl Witness {
+    /// Puts a stage under observation.
+    pub(super) fn of(stage: Box<dyn Stage>) -> (Box<dyn Stage>, Seen) {
+        let seen = Seen::default();
+        (Box::new(Self { stage, seen: seen.clone(), used: HashSet::new() }), seen)
+    }
+}
+
+impl Stage for Witness {
+    fn reserve(&mut self, rows: usize) -> Result<(), DeviceError> {
+        self.stage.reserve(rows)
+    }
+
+    fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
+        let segments = &work.batch.segments;
+        let chunk = segments.iter().map(|s| s.rows.len()).max().unwrap_or(0);
+        self.seen.change(|w| {
+            (w.together, w.chunk) = (w.together.max(segments.len()), w.chunk.max(chunk));
+        });
+        self.used.extend(work.batch.before.iter().filter_map(|op| match *op {
+            StateOp::ZeroPage { pool, page } => Some((pool as usize, page)),
+            _ => None,
+        }));
+        self.stage.step(work)
+    }
+
+    fn commit(&mut self, kept: &[(Slot, usize)]) {
+        self.stage.commit(kept);
+    }
+
+    fn poison(&mut self, pool: usize, page: u32) {
+        let returned = self.used.contains(&(pool, page));
+        self.seen.change(|w| match returned {
+            true => w.returned_pages += 1,
+            false => w.fresh_pages += 1,
+        });
+        self.stage.poison(pool, page);
+    }
+
+    fn observe(&mut self, observer: Option<Box<dyn Observer>>) {
+        self.stage.observe(observer);
+    }
+}
