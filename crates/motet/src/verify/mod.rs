@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use motet_cpu::{CpuDevice, CpuOptions, Isa};
-use motet_engine::{Machine, Options, Plan};
+use motet_engine::{Machine, Plan};
 use motet_model::Stage;
 use motet_text::Tokenizer;
 
@@ -28,7 +28,7 @@ use self::report::Report;
 use self::report::Verdict;
 use self::runs::{Prepare, Runs, Setting, Subject};
 use crate::Outcome;
-use crate::model::Model;
+use crate::model::{self, Model};
 
 /// Seconds if nobody says how many.
 const BUDGET: u64 = 300;
@@ -96,12 +96,12 @@ fn vocabulary(tokenizer: &Tokenizer, len: usize) -> Vocabulary {
 /// Plans a stage on the CPU and loads it.
 fn prepare(model: &Model, setting: Setting) -> Result<(Plan, Box<dyn Stage>), Box<dyn Error>> {
     let device = CpuDevice::new(CpuOptions { threads: setting.threads, isa: setting.isa });
-    let plan = |options: &Options| Plan::new(&model.weights.network, options, Machine::here(), &device);
     let mut options = setting.options;
     if setting.tight {
-        options.memory = Some(plan(&options)?.smallest_memory);
+        let plan = Plan::new(&model.weights.network, &options, Machine::here(), &device)?;
+        options.memory = Some(plan.smallest_memory);
     }
-    let plan = plan(&options)?;
+    let plan = model::plan(&model.weights.network, &options, &device)?;
     let stage = model.weights.prepare(&device, plan.limits())?;
     Ok((plan, stage))
 }
