@@ -14,11 +14,14 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   check            formatting, lints, documentation
   test             check, all tests, the real models, the real HTTP client
   bench [ARGS]     motet bench on SmolLM2 (pulled if need be), release build
-  fuzz TARGET [S]  a fuzz target for S seconds (default 60); needs nightly and cargo-fuzz";
+  fuzz TARGET [S]  gguf, text, template or http for S seconds (default 60); needs nightly and cargo-fuzz";
 
 /// The real models of the tests: the name that `motet pull` knows, and the file it makes.
 const MODELS: [(&str, &str); 2] =
     [("smollm2-135m", "smollm2-135m.gguf"), ("gemma3-270m", "gemma3-270m.gguf")];
+
+/// The fuzz targets.
+const TARGETS: [&str; 4] = ["gguf", "text", "template", "http"];
 
 /// What a step comes to: an error is one sentence.
 type Outcome = Result<(), String>;
@@ -167,8 +170,33 @@ fn bench(arguments: &[String]) -> Outcome {
 }
 
 fn fuzz(arguments: &[String]) -> Outcome {
-    let [target, rest @ ..] = arguments else { return Err(USAGE.into()) };
-    let seconds = rest.first().map_or("60", String::as_str);
-    let time = format!("-max_total_time={seconds}");
-    run(&mut cargo(&["+nightly", "fuzz", "run", target, "--", &time, "-max_len=8192", "-rss_limit_mb=512"]))
+    let known = || format!("xtask: the fuzz targets are {}", TARGETS.join(", "));
+    let [target, rest @ ..] = arguments else { return Err(known()) };
+    if !TARGETS.contains(&target.as_str()) {
+        return Err(known());
+    }
+    let there = Command::new("cargo")
+        .env_remove("RUSTUP_TOOLCHAIN")
+        .args(["+nightly", "fuzz", "--version"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !there {
+        return Err(
+            "xtask: fuzzing needs a nightly toolchain and cargo-fuzz: rustup toolchain install nightly, \
+                    cargo install cargo-fuzz"
+                .into(),
+        );
+    }
+    let (corpus, seeds) = (format!("fuzz/corpus/{target}"), format!("fuzz/seeds/{target}"));
+    std::fs::create_dir_all(root().join(&corpus)).map_err(|e| format!("xtask: {corpus}: {e}"))?;
+    let time = format!("-max_total_time={}", rest.first().map_or("60", String::as_str));
+    // rustup's cargo, which knows other toolchains; not the one that runs this.
+    let mut command = Command::new("cargo");
+    command.env_remove("RUSTUP_TOOLCHAIN").args(["+nightly", "fuzz", "run", target, &corpus, &seeds]);
+    command.args(["--", &time, "-max_len=8192", "-rss_limit_mb=1024", "-timeout=20"]);
+    let words = format!("fuzz/{target}.dict");
+    if root().join(&words).exists() {
+        command.arg(format!("-dict={words}"));
+    }
+    run(&mut command)
 }

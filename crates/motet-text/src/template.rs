@@ -184,16 +184,16 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let inside = &rest[start + 2..start + length];
-        out.push_str(&rest[..start + 2]);
+        let (before, tag) = rest.split_at(start + 2);
+        let Some((inside, after)) = tag.split_once("%}") else { break };
+        out.push_str(before);
         match inside.trim_matches(['-', '+']).trim() {
             "generation" => out.push_str(&inside.replace("generation", "if true")),
             "endgeneration" => out.push_str(&inside.replace("endgeneration", "endif")),
             _ => out.push_str(inside),
         }
         out.push_str("%}");
-        rest = &rest[start + length + 2..];
+        rest = after;
     }
     out + rest
 }

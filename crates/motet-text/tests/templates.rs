@@ -101,6 +101,21 @@ fn a_template_that_never_ends_is_stopped() {
     assert!(matches!(render(source, &[]).unwrap_err(), TextError::Template { .. }));
 }
 
+/// Found by fuzzing: the tags of a file may be broken in any way.
+#[test]
+fn broken_tags_are_a_syntax_error() {
+    for source in ["{%}", "{%", "{%%}", "{%}{% generation %}", "{% generation", "{%-}-%}"] {
+        let error = ChatTemplate::new(Some(source), None, None).unwrap_err();
+        assert!(matches!(error, TextError::TemplateSyntax { .. }), "{source}: {error}");
+    }
+}
+
+#[test]
+fn a_template_cannot_ask_for_any_amount_of_memory() {
+    let error = render("{{ 'x' * 9999999999999 }}", &[message("user", "hi")]).unwrap_err();
+    assert!(matches!(error, TextError::Template { .. }), "{error}");
+}
+
 #[test]
 fn without_a_template_it_is_chatml() {
     let template = ChatTemplate::new(None, None, None).unwrap();
