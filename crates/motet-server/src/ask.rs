@@ -25,9 +25,12 @@ use crate::voice::Voice;
 /// Requests that are understood at once; a prompt is gone over by one thread.
 pub(crate) const READERS: usize = 2;
 
-/// What understanding a request takes for each byte of its body: its JSON, messages for the template, the prompt, its
-/// tokens. (About: a body that is nothing but commas takes more.)
+/// What understanding a request takes for each byte of its body, about: its JSON, messages for the template, the
+/// prompt, its tokens.
 pub(crate) const READING: usize = 8;
+
+/// Values that a body may hold, beside the tokens of a prompt: some hundred bytes each when they are read.
+const MAX_VALUES: usize = 1 << 17;
 
 /// A request that is understood: nothing of it can fail any more but the engine's taking it.
 pub(crate) struct Ask<S> {
@@ -82,18 +85,18 @@ pub(crate) async fn answer<S: Shape>(
     // Also where it will be refused: a client reads no error before it has written its request.
     let body = read_body(&parts.headers, body, &app.options, &app.bodies).await?;
     check_origin(&parts.headers)?;
-    let most = app.ready()?.limits().queue;
+    let limits = app.ready()?.limits();
     let model = app.model.clone();
     // The semaphore is never closed.
     let reader = app.readers.clone().acquire_owned().await;
     // A long prompt takes a while to parse, render and tokenise: not on a thread that others' streams wait for.
     let ask = tokio::task::spawn_blocking(move || {
         let _reader = reader;
-        let body = fields::parse(body.bytes())?;
+        let body = fields::parse(body.bytes(), MAX_VALUES + limits.context)?;
         let fields = Fields::of(&body);
         check_model(&model, &fields)?;
         let ask = understand(&model, &fields)?;
-        check_choices(&ask, most)?;
+        check_choices(&ask, limits.queue)?;
         Ok(ask)
     });
     let ask = ask

@@ -91,6 +91,12 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message).code("body_too_large")
     }
 
+    /// 413: the body holds more than `most` values.
+    pub(crate) fn too_many_values(most: usize) -> ApiError {
+        let message = format!("The body holds more than the {most} values that this server takes.");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message).code("body_too_large")
+    }
+
     /// 415: a web page's request that its browser did not ask leave for.
     pub(crate) fn not_json() -> ApiError {
         let message = "A web page must send its request with 'Content-Type: application/json'.".to_string();

@@ -16,11 +16,15 @@ pub(crate) struct Fields<'a> {
     place: String,
 }
 
-/// Parses a body.
+/// Parses a body of at most so many values.
 ///
 /// # Errors
-/// 400 with line and column where it is not JSON, 400 where it is not an object.
-pub(crate) fn parse(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+/// 400 with line and column where it is not JSON, 400 where it is not an object, 413 where it holds more values: a few
+/// bytes each in the body, and many more in memory.
+pub(crate) fn parse(body: &[u8], most: usize) -> Result<Map<String, Value>, ApiError> {
+    if values(body) > most {
+        return Err(ApiError::too_many_values(most));
+    }
     if body.trim_ascii().is_empty() {
         return Err(ApiError::invalid(None, "The body is empty; it must be a JSON object.".to_string()));
     }
@@ -31,6 +35,21 @@ pub(crate) fn parse(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
         }
         Err(error) => Err(ApiError::invalid(None, format!("The body is not valid JSON: {error}."))),
     }
+}
+
+/// The values in JSON, at most: what is not JSON has no number of them.
+fn values(body: &[u8]) -> usize {
+    let (mut count, mut in_text, mut escaped) = (1, false, false);
+    for &byte in body {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b',' | b':' | b'[' | b'{' if !in_text => count += 1,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// What a value is, for a complaint.
@@ -180,14 +199,27 @@ mod tests {
 
     #[test]
     fn bad_json_is_told_with_its_place() {
-        let (param, message) = param_and_message(&parse(b"{\"a\": 1,\n  \"b\" 2}").unwrap_err());
+        let (param, message) = param_and_message(&parse(b"{\"a\": 1,\n  \"b\" 2}", 1000).unwrap_err());
         assert_eq!(param, Value::Null);
         assert_eq!(message, "The body is not valid JSON: expected `:` at line 2 column 7.");
-        let (_, message) = param_and_message(&parse(b"[1]").unwrap_err());
+        let (_, message) = param_and_message(&parse(b"[1]", 1000).unwrap_err());
         assert_eq!(message, "The body must be a JSON object, not an array.");
-        assert!(parse(b"{\"a\": 1e999}").is_err());
-        assert!(parse(&[b"{\"a\": \"".as_slice(), &[0xff], b"\"}"].concat()).is_err());
-        assert!(parse("[".repeat(100_000).as_bytes()).is_err());
+        assert!(parse(b"{\"a\": 1e999}", 1000).is_err());
+        assert!(parse(&[b"{\"a\": \"".as_slice(), &[0xff], b"\"}"].concat(), 1000).is_err());
+        assert!(parse("[".repeat(100_000).as_bytes(), 1_000_000).is_err());
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_texts() {
+        let body = br#"{"a,[": [1, {"b": "\",\\"}, ":"], "c": null}"#;
+        // Two objects, an array, three keys, a number, two texts and null.
+        assert_eq!(values(body), 10);
+        assert!(parse(body, 10).is_ok());
+        let error = parse(body, 9).unwrap_err();
+        assert_eq!(
+            param_and_message(&error).1,
+            "The body holds more than the 9 values that this server takes."
+        );
     }
 
     #[test]
