@@ -134,6 +134,11 @@ impl App {
         AnswerGuard(self.clone())
     }
 
+    /// How many answers are under way.
+    pub(crate) fn answers_under_way(&self) -> usize {
+        *self.answers.borrow()
+    }
+
     /// Returns when no answer is under way.
     pub(crate) async fn all_answered(&self) {
         // The sender lives as long as `self`: waiting cannot fail.

@@ -43,6 +43,8 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// How long running answers may take to finish after a signal.
     pub drain_timeout: Duration,
+    /// Told how many answers the end waits for, if there are any.
+    pub on_drain: Option<fn(usize)>,
     /// After how much silence a stream gets a comment.
     pub comment_interval: Duration,
 }
@@ -59,6 +61,7 @@ impl Default for ServerOptions {
             body_timeout: Duration::from_secs(60),
             max_connections: 256,
             drain_timeout: Duration::from_secs(30),
+            on_drain: None,
             comment_interval: Duration::from_secs(5),
         }
     }
@@ -220,6 +223,9 @@ where
     }
     stop.asked().await;
     app.drain();
+    if let (Some(tell), waits_for @ 1..) = (app.options.on_drain, app.answers_under_way()) {
+        tell(waits_for);
+    }
     select! {
         _ = timeout(app.options.drain_timeout, app.all_answered()) => {}
         () = stop.asked() => {}

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::client::{Response, get, head, post, send};
@@ -265,8 +266,10 @@ async fn a_step_that_does_not_end_is_neither_ready_nor_alive() {
 
 #[tokio::test]
 async fn draining_lets_answers_finish_and_takes_no_more() {
+    static TOLD: AtomicUsize = AtomicUsize::new(0);
+    let on_drain: Option<fn(usize)> = Some(|answers| TOLD.store(answers, Ordering::Relaxed));
     let (engine, control) = scripted(&engine_options());
-    let server = start_with(options(), &engine).ready().await;
+    let server = start_with(ServerOptions { on_drain, ..options() }, &engine).ready().await;
     let held = hold(&control);
     let whole = send_chat(&server, &ask("[whole]", json!({}))).await;
     // It is certainly under way when it runs, and the next one when its headers are here.
@@ -276,6 +279,7 @@ async fn draining_lets_answers_finish_and_takes_no_more() {
     becomes(503, "draining", async || get(server.address, "/health").await.status).await;
     let health = get(server.address, "/health").await.json().await;
     assert_eq!(health, json!({"status": "draining"}));
+    assert_eq!(TOLD.load(Ordering::Relaxed), 2);
     let mut livez = get(server.address, "/livez").await;
     assert_eq!((livez.status, livez.json().await), (200, json!({"status": "draining"})));
     let mut refused = post(server.address, CHAT, &ask("[late]", json!({}))).await;

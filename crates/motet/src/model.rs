@@ -26,6 +26,9 @@ pub(crate) enum OpenError {
         "{0} is neither a file nor the name of a pulled model; motet pull --list shows names that can be pulled"
     )]
     Missing(String),
+    /// A name that `motet pull` knows.
+    #[error("{0} is not on this machine yet; motet pull {0} fetches it")]
+    NotPulled(String),
     /// Something is wrong with the file.
     #[error(transparent)]
     File(#[from] GgufError),
@@ -47,7 +50,12 @@ fn find(path: &Path) -> Result<PathBuf, OpenError> {
     if path.exists() {
         return Ok(path.to_owned());
     }
-    pull::pulled(path).ok_or_else(|| OpenError::Missing(path.display().to_string()))
+    let name = path.display().to_string();
+    pull::pulled(path).ok_or(if pull::knows(&name) {
+        OpenError::NotPulled(name)
+    } else {
+        OpenError::Missing(name)
+    })
 }
 
 /// What the model in a file is called: the file's name without its ending and, of a split model, without its number.

@@ -44,6 +44,9 @@ impl Serve {
             port: self.port,
             api_key: self.api_key.filter(|key| !key.is_empty()),
             cors: self.cors,
+            on_drain: Some(|answers| {
+                note!("waiting for answers under way ({answers}), at most 30 s; Ctrl-C again ends at once");
+            }),
             ..self.engine.server_options()
         };
         let server = Server::bind(options, Arc::new(served))?;

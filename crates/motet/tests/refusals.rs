@@ -81,6 +81,24 @@ fn a_file_that_is_no_model_is_named_with_what_is_wrong() {
     }
 }
 
+#[test]
+fn a_model_that_could_be_pulled_is_told_from_one_that_could_not() {
+    let home = folder("home");
+    let said = |name: &str| {
+        let out = Command::new(env!("CARGO_BIN_EXE_motet"))
+            .args(["serve", "--model", name])
+            .env_remove("XDG_DATA_HOME")
+            .env("HOME", &home)
+            .output()
+            .unwrap();
+        assert_eq!(out.status.code(), Some(1));
+        String::from_utf8(out.stderr).unwrap()
+    };
+    let known = said("smollm2-135m");
+    assert!(known.ends_with("is not on this machine yet; motet pull smollm2-135m fetches it\n"), "{known}");
+    assert!(said("smallm2-135m").contains("motet pull --list shows names"));
+}
+
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_no_model_and_nobody_waits_for_it() {

@@ -164,6 +164,11 @@ fn models_directory() -> Option<PathBuf> {
     Some(data.join("motet/models"))
 }
 
+/// Whether a model has that name.
+pub(crate) fn knows(name: &str) -> bool {
+    table::MODELS.iter().any(|model| model.name == name)
+}
+
 /// Where a model of that name lies if it was pulled.
 pub(crate) fn pulled(name: &Path) -> Option<PathBuf> {
     let name = name.to_str().filter(|name| !name.contains(['/', '\\']))?;
