@@ -77,6 +77,19 @@ impl<'a> RowsMut<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.first.add(row * self.stride), self.width) }
     }
 
+    /// The rows `first .. first + R`.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline(always)]
+    pub(crate) fn rows_mut<const R: usize>(&mut self, first: usize) -> [&mut [f32]; R] {
+        assert!(first + R <= self.rows, "rows {first} .. {} of {}", first + R, self.rows);
+        std::array::from_fn(|r| {
+            // SAFETY: as in `row_mut`; the rows are different ones, and a row is never longer than the stride.
+            unsafe { std::slice::from_raw_parts_mut(self.first.add((first + r) * self.stride), self.width) }
+        })
+    }
+
     /// The same rectangle for a shorter time.
     pub fn reborrow(&mut self) -> RowsMut<'_> {
         RowsMut { borrow: PhantomData, ..*self }

@@ -4,9 +4,11 @@
 //! and this module checks it again for every pair of views that it hands out together.
 
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use motet_model::program::{BufferId, Cols, RESIDUAL};
 
+use crate::activations::ActivationBlock;
 use crate::rows::Rows;
 use crate::shared_rows::RowsMut;
 
@@ -137,16 +139,25 @@ impl<'a> Buffers<'a> {
         (out, unsafe { std::slice::from_raw_parts(start, self.rows * width) })
     }
 
-    /// The rows of some buffers, `count` at a time, for threads that work on different rows at the same time.
+    /// The rows of some buffers, `count` at a time, for threads that work on different rows at the same time; and with
+    /// each row its part of `quantised`, the same number of blocks for all.
     ///
     /// # Panics
-    /// If two of the buffers overlap.
-    pub(crate) fn by_rows<'b>(&'b mut self, touched: &'b [BufferId], count: usize) -> ByRows<'b, 'a> {
+    /// If two of the buffers overlap, or the blocks don't divide evenly.
+    pub(crate) fn by_rows<'b>(
+        &'b mut self,
+        touched: &'b [BufferId],
+        count: usize,
+        quantised: &'b mut [ActivationBlock],
+    ) -> ByRows<'b, 'a> {
         for (i, &id) in touched.iter().enumerate() {
             let apart = touched[..i].iter().all(|&other| self.apart(id, other));
             assert!(apart, "buffers of one region overlap: {touched:?}");
         }
-        ByRows { buffers: self, touched, count, next: 0 }
+        let blocks = quantised.len() / self.rows.max(1);
+        assert_eq!(blocks * self.rows, quantised.len(), "blocks of {} rows", self.rows);
+        let quantised = quantised.as_mut_ptr();
+        ByRows { buffers: self, touched, count, quantised, blocks, taken: AtomicUsize::new(0) }
     }
 
     /// Whether two buffers have no byte in common.
@@ -189,47 +200,31 @@ pub(crate) struct ByRows<'b, 'a> {
     buffers: &'b Buffers<'a>,
     touched: &'b [BufferId],
     count: usize,
-    next: usize,
+    quantised: *mut ActivationBlock,
+    blocks: usize,
+    taken: AtomicUsize,
 }
 
-// SAFETY: exclusive access to plain floats (made from `&mut Buffers`) may move to another thread.
-unsafe impl Send for ByRows<'_, '_> {}
+// SAFETY: exclusive access to plain numbers (made from `&mut`), of which `take` gives each row to one caller.
+unsafe impl Sync for ByRows<'_, '_> {}
 
-/// Some rows of buffers that no one else has.
-#[derive(Debug)]
-pub(crate) struct RowPart<'b, 'a> {
-    buffers: &'b Buffers<'a>,
-    touched: &'b [BufferId],
-    rows: std::ops::Range<usize>,
+impl<'b, 'a> ByRows<'b, 'a> {
+    /// The next rows; none when all are taken.
+    pub(crate) fn take(&self) -> impl Iterator<Item = Row<'_, 'b, 'a>> {
+        let first = self.taken.fetch_add(self.count, Ordering::Relaxed).min(self.buffers.rows);
+        let end = (first + self.count).min(self.buffers.rows);
+        (first..end).map(|row| Row { of: self, row })
+    }
 }
 
 /// One row of buffers that no one else has.
 #[derive(Debug)]
-pub(crate) struct Row<'b, 'a> {
-    buffers: &'b Buffers<'a>,
-    touched: &'b [BufferId],
+pub(crate) struct Row<'r, 'b, 'a> {
+    of: &'r ByRows<'b, 'a>,
     row: usize,
 }
 
-impl<'b, 'a> Iterator for ByRows<'b, 'a> {
-    type Item = RowPart<'b, 'a>;
-
-    fn next(&mut self) -> Option<RowPart<'b, 'a>> {
-        let rows = self.next..(self.next + self.count).min(self.buffers.rows);
-        self.next = rows.end;
-        (!rows.is_empty()).then_some(RowPart { buffers: self.buffers, touched: self.touched, rows })
-    }
-}
-
-impl<'b, 'a> Iterator for RowPart<'b, 'a> {
-    type Item = Row<'b, 'a>;
-
-    fn next(&mut self) -> Option<Row<'b, 'a>> {
-        self.rows.next().map(|row| Row { buffers: self.buffers, touched: self.touched, row })
-    }
-}
-
-impl Row<'_, '_> {
+impl Row<'_, '_, '_> {
     /// Its number in the batch.
     pub(crate) fn number(&self) -> usize {
         self.row
@@ -240,14 +235,27 @@ impl Row<'_, '_> {
     /// # Panics
     /// If two of them are the same, or one is not among those that were asked for.
     pub(crate) fn parts<const N: usize>(&mut self, ids: [BufferId; N]) -> [&mut [f32]; N] {
+        let ByRows { buffers, touched, .. } = self.of;
         for (i, id) in ids.iter().enumerate() {
-            assert!(self.touched.contains(id) && !ids[..i].contains(id), "{ids:?} of {:?}", self.touched);
+            assert!(touched.contains(id) && !ids[..i].contains(id), "{ids:?} of {touched:?}");
         }
         ids.map(|id| {
-            let (start, width) = self.buffers.buffer(id);
-            // SAFETY: `Buffers::new` checked the extent and `by_rows` that the buffers are apart; each row is handed out
-            // once, `&mut self` lends it once at a time, and the buffers differ from each other.
+            let (start, width) = buffers.buffer(id);
+            // SAFETY: `Buffers::new` checked the extent and `by_rows` that the buffers are apart; `take` hands each row
+            // out once, `&mut self` lends it once at a time, and the buffers differ from each other.
             unsafe { std::slice::from_raw_parts_mut(start.add(self.row * width), width) }
         })
+    }
+
+    /// Some columns of a buffer, and the row's quantised blocks.
+    ///
+    /// # Panics
+    /// If the buffer is not among those that were asked for.
+    pub(crate) fn beside_blocks(&mut self, cols: Cols) -> (&[f32], &mut [ActivationBlock]) {
+        let (first, blocks) = (self.of.quantised, self.of.blocks);
+        // SAFETY: `by_rows` checked that there are so many blocks for each row; the row is ours alone.
+        let quantised = unsafe { std::slice::from_raw_parts_mut(first.add(self.row * blocks), blocks) };
+        let [row] = self.parts([cols.buffer]);
+        (&row[cols.at..cols.at + cols.width], quantised)
     }
 }

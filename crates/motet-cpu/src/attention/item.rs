@@ -206,8 +206,18 @@ fn attend_tile<L: Lanes>(
         Factors { all: &scratch.q[queries.start * head_dim..], stride: head_dim, terms: 0..head_dim };
     let sums = Sums { all: scores, stride: PAGE_POSITIONS };
     // Nobody sees the keys behind those of the last row.
-    let seen = work.keys_in_tile(shape, rows.end - 1, first).end.next_multiple_of(LANES);
-    add_products(l, factors, k, PAGE_POSITIONS, seen, queries.len(), sums, Next::tile(v, head_dim));
+    let end = work.keys_in_tile(shape, rows.end - 1, first).end;
+    let seen = end.next_multiple_of(LANES);
+    add_products(
+        l,
+        factors,
+        k,
+        PAGE_POSITIONS,
+        seen,
+        queries.len(),
+        sums,
+        Next::tile(v, (end, PAGE_POSITIONS), head_dim),
+    );
 
     for i in queries.clone() {
         let keys = work.keys_in_tile(shape, work.rows.start + i / group, first);
@@ -216,8 +226,9 @@ fn attend_tile<L: Lanes>(
         soften(l, scores, keys, shape.scale, running, padded_v);
     }
 
-    let next = next_page(shape, work, first)
-        .map_or(Next::NONE, |page| Next::tile(pages.tile(page, KvPart::K, work.kv_head), PAGE_POSITIONS));
+    let next = next_page(shape, work, first).map_or(Next::NONE, |page| {
+        Next::tile(pages.tile(page, KvPart::K, work.kv_head), (1, 1), PAGE_POSITIONS)
+    });
     let v = ready(l, v, KvPart::V, queries.len(), scratch.v);
     // Keys in ascending order, in runs that the same rows see.
     let mut key = 0;

@@ -29,10 +29,10 @@ pub(super) struct Next {
 }
 
 impl Next {
-    /// `tile`, while `terms` terms are added up.
-    pub(super) fn tile(tile: Tile<'_>, terms: usize) -> Self {
+    /// The first `part` in `whole` of `tile`, while `terms` terms are added up.
+    pub(super) fn tile(tile: Tile<'_>, (part, whole): (usize, usize), terms: usize) -> Self {
         let (bytes, len) = tile.extent();
-        Self { bytes, lines_per_term: len.div_ceil(CACHE_LINE).div_ceil(terms) }
+        Self { bytes, lines_per_term: (len * part / whole).div_ceil(CACHE_LINE).div_ceil(terms) }
     }
 
     /// None.

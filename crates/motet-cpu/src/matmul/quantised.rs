@@ -83,11 +83,12 @@ fn tile<L: Quads, C: Codes, S: Scales, const R: usize>(
     out: &mut RowsMut<'_>,
 ) -> usize {
     let rows = product.rows.pointers::<R>(first);
+    let out = out.rows_mut::<R>(first);
     for panel in panels {
         // SAFETY: the caller checked that a panel has as many blocks as a row.
         let sums = unsafe { panel_times_rows(l, codes, scales, product.panel(panel), rows) };
-        for (r, sum) in sums.into_iter().enumerate() {
-            product.store(l, sum, panel, out.row_mut(first + r));
+        for r in 0..R {
+            product.store(l, sums[r], panel, out[r]);
         }
     }
     R

@@ -3,8 +3,6 @@
 //! Neighbours run as one region, one after the other for each row, and the row that the next product takes is quantised
 //! right behind them. Which thread has a row, and what is done to other rows meanwhile, changes no bit.
 
-use std::sync::{Mutex, PoisonError};
-
 use bytemuck::cast_slice_mut;
 use motet_model::program::{Cols, Heads, Op, WeightId};
 
@@ -54,23 +52,16 @@ impl Run<'_> {
         let cost = ops().map(cost).sum::<usize>() + then.map_or(0, |x| 2 * x.width);
         let per_task = rows_per_task(rows, cost, pool.threads());
         let blocks = then.map_or(0, |x| x.width / BLOCK);
-        let quantised = self.scratch.quantised[..rows * blocks].chunks_mut((per_task * blocks).max(1));
-        let parts = Mutex::new((self.buffers.by_rows(&region.touched, per_task), quantised));
+        let quantised = &mut self.scratch.quantised[..rows * blocks];
+        let parts = self.buffers.by_rows(&region.touched, per_task, quantised);
         pool.run(rows.div_ceil(per_task), |_, _| {
-            let (part, quantised) = {
-                let (parts, quantised) = &mut *parts.lock().unwrap_or_else(PoisonError::into_inner);
-                (parts.next(), quantised.next())
-            };
-            let mut quantised = quantised.unwrap_or_default();
-            for mut row in part.into_iter().flatten() {
+            for mut row in parts.take() {
                 for op in ops() {
                     run(op, &context, &mut row);
                 }
                 if let Some(x) = then {
-                    let (of_row, rest) = std::mem::take(&mut quantised).split_at_mut(blocks);
-                    let [values] = row.parts([x.buffer]);
-                    activations::quantise(context.isa, &values[x.at..x.at + x.width], of_row);
-                    quantised = rest;
+                    let (values, quantised) = row.beside_blocks(x);
+                    activations::quantise(context.isa, values, quantised);
                 }
             }
         })?;
@@ -91,10 +82,9 @@ impl Run<'_> {
         let (a, dt) = (vector(weights, a), vector(weights, dt));
         let per_task = rows_per_task(rows, 32 * alpha.width, pool.threads());
         let touched = [alpha.buffer, beta.buffer];
-        let parts = Mutex::new(self.buffers.by_rows(&touched, per_task));
+        let parts = self.buffers.by_rows(&touched, per_task, &mut []);
         pool.run(rows.div_ceil(per_task), |_, _| {
-            let part = parts.lock().unwrap_or_else(PoisonError::into_inner).next();
-            for mut row in part.into_iter().flatten() {
+            for mut row in parts.take() {
                 let [of_alpha, of_beta] = row.parts(touched);
                 let alpha = &mut of_alpha[alpha.at..alpha.at + alpha.width];
                 decay_and_step(isa, alpha, &mut of_beta[beta.at..beta.at + beta.width], a, dt);
@@ -104,7 +94,7 @@ impl Run<'_> {
 }
 
 /// One operation on one row.
-fn run(op: &Op, c: &Context<'_>, row: &mut Row<'_, '_>) {
+fn run(op: &Op, c: &Context<'_>, row: &mut Row<'_, '_, '_>) {
     let isa = c.isa;
     let number = row.number();
     match *op {
@@ -205,8 +195,9 @@ fn cost(op: &Op) -> usize {
 
 /// Rows of one task: all where sharing them does not pay, else so few that a busy core delays little.
 pub(super) fn rows_per_task(rows: usize, cost_of_a_row: usize, threads: usize) -> usize {
-    match threads > 1 && rows * cost_of_a_row >= WORTH_SHARING {
-        true => rows.div_ceil(4 * threads).max(WORTH_SHARING.div_ceil(2 * cost_of_a_row)),
+    let worth = rows * cost_of_a_row / WORTH_SHARING;
+    match threads > 1 && worth > 0 {
+        true => rows.div_ceil(worth.clamp(threads, 4 * threads)),
         false => rows,
     }
 }

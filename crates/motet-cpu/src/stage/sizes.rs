@@ -128,12 +128,9 @@ impl Sizes {
         layout: &WorkspaceLayout,
         program: &Program,
     ) -> Result<Workspace, DeviceError> {
-        let bytes = 4 * rows * self.row_floats;
-        let floats = Arena::allocate(bytes).map_err(|source| DeviceError::Memory {
-            what: "workspace",
-            bytes: bytes as u64,
-            source,
-        })?;
+        let bytes = self.parts(rows).iter().map(|(_, bytes)| bytes).sum();
+        let refused = |source| DeviceError::Memory { what: "workspace", bytes, source };
+        let floats = Arena::allocate(4 * rows * self.row_floats).map_err(refused)?;
         let place = |(column, buffer): (&Option<usize>, &motet_model::program::Buffer)| {
             column.map(|column| Place { at: column * rows, width: buffer.width })
         };
@@ -141,20 +138,28 @@ impl Sizes {
             places: layout.at.iter().zip(&program.buffers).map(place).collect(),
             floats: Floats(Some(floats)),
             scratch: Scratch {
-                quantised: vec![bytemuck::Zeroable::zeroed(); rows * self.row_blocks],
-                rotations: vec![0.0; rows * self.row_rotations],
-                attention: vec![0.0; self.attention_floats],
+                quantised: zeros(rows * self.row_blocks).map_err(refused)?,
+                rotations: zeros(rows * self.row_rotations).map_err(refused)?,
+                attention: zeros(self.attention_floats).map_err(refused)?,
                 tables: Vec::with_capacity(self.segments),
-                chosen: vec![0; rows * self.row_entries],
-                entries: vec![0; rows * self.row_entries],
-                offsets: vec![0; self.experts + 1],
-                experts: vec![0.0; rows * self.row_expert_floats],
+                chosen: zeros(rows * self.row_entries).map_err(refused)?,
+                entries: zeros(rows * self.row_entries).map_err(refused)?,
+                offsets: zeros(self.experts + 1).map_err(refused)?,
+                experts: zeros(rows * self.row_expert_floats).map_err(refused)?,
             },
-            asked: vec![0.0; self.logit_rows * self.d_model],
-            logits: vec![0.0; self.logit_rows * self.vocab],
-            sampler: vec![0.0; self.sampler_floats],
+            asked: zeros(self.logit_rows * self.d_model).map_err(refused)?,
+            logits: zeros(self.logit_rows * self.vocab).map_err(refused)?,
+            sampler: zeros(self.sampler_floats).map_err(refused)?,
         })
     }
+}
+
+/// So many zeros, or the system's refusal.
+fn zeros<T: bytemuck::Zeroable + Clone>(len: usize) -> Result<Vec<T>, std::io::Error> {
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(len).map_err(|_| std::io::Error::from(std::io::ErrorKind::OutOfMemory))?;
+    zeros.resize(len, T::zeroed());
+    Ok(zeros)
 }
 
 /// What one layer's attention is.
