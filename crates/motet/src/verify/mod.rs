@@ -29,6 +29,7 @@ use self::report::Verdict;
 use self::runs::{Prepare, Runs, Setting, Subject};
 use crate::Outcome;
 use crate::model::{self, Model};
+use crate::output::{note, say};
 
 /// Seconds if nobody says how many.
 const BUDGET: u64 = 300;
@@ -67,8 +68,8 @@ impl Verify {
         let seconds = begun.elapsed().as_secs_f64();
         let report = Report::new(model.name.clone(), seconds, &matrix, outcomes, left_out);
         match self.json {
-            true => println!("{}", serde_json::to_string_pretty(&report)?),
-            false => print!("{report}"),
+            true => say!("{}\n", serde_json::to_string_pretty(&report)?)?,
+            false => say!("{report}")?,
         }
         Ok(report.verdict()?)
     }
@@ -114,7 +115,7 @@ fn examine(mut runs: Runs<'_>, ways: Vec<Way>) -> Result<(Vec<runs::Outcome>, Ve
         match runs.run(way)? {
             Some(outcome) => {
                 let (rows, differing, seconds) = (outcome.rows, outcome.differing, outcome.seconds);
-                eprintln!("{:>3}/{count} {way}: {rows} rows, {differing} differ, {seconds:.1} s", number + 1);
+                note!("{:>3}/{count} {way}: {rows} rows, {differing} differ, {seconds:.1} s", number + 1);
                 outcomes.push(outcome);
             }
             None => left_out.push(way),
