@@ -1,4 +1,4 @@
-//! The habits as commands: `cargo xtask check | test | bench | fuzz`.
+//! The habits as commands: `cargo xtask check | test | bench | compare | fuzz`.
 //!
 //! `test` is the one test command. It sets up by itself what the tests need beyond the Rust toolchain (a Python
 //! environment and the real models, both under `.cache/`) and says what is missing where it can't.
@@ -14,6 +14,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   check            formatting, lints, documentation
   test             check, all tests, the real models, the real HTTP client
   bench [ARGS]     motet bench on SmolLM2 (pulled if need be), release build
+  compare [ARGS]   motet beside llama.cpp and ik_llama.cpp, see bench/README.md
   fuzz TARGET [S]  gguf, text, template or http for S seconds (default 60); needs nightly and cargo-fuzz";
 
 /// The real models of the tests: the name that `motet pull` knows, and the file it makes.
@@ -22,6 +23,9 @@ const MODELS: [(&str, &str); 2] =
 
 /// The fuzz targets.
 const TARGETS: [&str; 4] = ["gguf", "text", "template", "http"];
+
+/// The probe of the machine's limits, a workspace of its own.
+const LIMITS: &str = "bench/limits/Cargo.toml";
 
 /// What a step comes to: an error is one sentence.
 type Outcome = Result<(), String>;
@@ -34,6 +38,7 @@ fn main() -> ExitCode {
         Some("check") => check(),
         Some("test") => check().and_then(|()| test()),
         Some("bench") => bench(rest),
+        Some("compare") => compare(rest),
         Some("fuzz") => fuzz(rest),
         _ => Err(USAGE.into()),
     };
@@ -52,6 +57,11 @@ fn main() -> ExitCode {
 /// The repository's root.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_path_buf()
+}
+
+/// Where the probe of the machine's limits is built; also by `bench/compare.py`.
+fn limits_target() -> PathBuf {
+    root().join(".cache/bench/limits")
 }
 
 /// Runs a program in the repository's root.
@@ -74,12 +84,17 @@ fn cargo(arguments: &[&str]) -> Command {
 fn check() -> Outcome {
     run(&mut cargo(&["fmt", "--all", "--check"]))?;
     run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    run(&mut cargo(&["fmt", "--manifest-path", LIMITS, "--check"]))?;
+    run(cargo(&["clippy", "--manifest-path", LIMITS, "--all-targets", "--", "-D", "warnings"])
+        .env("CARGO_TARGET_DIR", limits_target()))?;
     run(cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"])
         .env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 fn test() -> Outcome {
     let python = python()?;
+    run(Command::new(&python).args(["-m", "unittest", "discover", "-s", "bench/tests", "-t", "bench"]))?;
+    run(cargo(&["test", "--release", "--manifest-path", LIMITS]).env("CARGO_TARGET_DIR", limits_target()))?;
     run(&mut cargo(&["build", "--release", "-p", "motet"]))?;
     let models = models()?;
     run(cargo(&["test", "--workspace"]).env("MOTET_MODELS", &models))?;
@@ -167,6 +182,11 @@ fn bench(arguments: &[String]) -> Outcome {
     run(&mut cargo(&["build", "--release", "-p", "motet"]))?;
     let models = models()?;
     run(motet().args(["bench", "--model"]).arg(models.join(MODELS[0].1)).args(arguments))
+}
+
+fn compare(arguments: &[String]) -> Outcome {
+    run(&mut cargo(&["build", "--release", "-p", "motet"]))?;
+    run(Command::new("python3").arg("bench/compare.py").args(arguments))
 }
 
 fn fuzz(arguments: &[String]) -> Outcome {
