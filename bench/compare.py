@@ -186,7 +186,7 @@ def merged(runs):
             if of(run) != of(first):
                 raise SystemExit(f"bench: the runs differ in their {name}: {of(first)}, {of(run)}")
         if both := measured(first) & measured(run):
-            raise SystemExit(f"bench: two runs measured {sorted(both)[0]}")
+            raise SystemExit(f"bench: two runs measured {min(both)}")
         first["samples"] += run["samples"]
         first["left_out"] += run["left_out"]
         for model, about in run["models"].items():

