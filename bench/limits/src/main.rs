@@ -44,22 +44,29 @@ fn rate(threads: usize, work: impl Fn(usize) -> f64 + Sync) -> f64 {
     work(0);
     let pieces = (LEAST.as_secs_f64() / begun.elapsed().as_secs_f64().max(1e-9)).ceil() as usize;
     let barrier = Barrier::new(threads);
-    let repetitions = |thread: usize| {
-        let mut rates: Vec<f64> = (0..REPETITIONS)
-            .map(|_| {
-                barrier.wait();
-                let begun = Instant::now();
-                let done: f64 = (0..pieces).map(|_| work(thread)).sum();
-                barrier.wait();
-                done / begun.elapsed().as_secs_f64()
-            })
-            .collect();
-        rates.sort_by(f64::total_cmp);
-        rates[REPETITIONS / 2]
+    // When a thread began and ended each repetition, and what it did.
+    let repetitions = |thread: usize| -> Vec<(Instant, Instant, f64)> {
+        let repetition = |_| {
+            barrier.wait();
+            let begun = Instant::now();
+            let done = (0..pieces).map(|_| work(thread)).sum();
+            (begun, Instant::now(), done)
+        };
+        (0..REPETITIONS).map(repetition).collect()
     };
-    std::thread::scope(|scope| {
+    let threads: Vec<_> = std::thread::scope(|scope| {
         let repetitions = &repetitions;
         let running: Vec<_> = (0..threads).map(|t| scope.spawn(move || repetitions(t))).collect();
-        running.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
-    })
+        running.into_iter().map(|thread| thread.join().expect("no thread panics")).collect()
+    });
+    let mut rates: Vec<f64> = (0..REPETITIONS)
+        .map(|r| {
+            // From the first thread's beginning to the last one's end: a thread that had to wait for a core counts.
+            let begun = threads.iter().map(|t| t[r].0).min().expect("there is a thread");
+            let ended = threads.iter().map(|t| t[r].1).max().expect("there is a thread");
+            threads.iter().map(|t| t[r].2).sum::<f64>() / (ended - begun).as_secs_f64()
+        })
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    rates[REPETITIONS / 2]
 }
