@@ -11,6 +11,7 @@ use motet_model::{Device, DeviceError, InFlight, KvFormat, Limits, Network, PAGE
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 const MIB: u64 = 1 << 20;
 
@@ -100,13 +101,22 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, as far as the system tells (Linux: `MemAvailable`).
+    /// This machine, as far as the system tells: what is available, and no more than the control group (a container's
+    /// limit) leaves. What files are cached in memory counts as available.
     pub fn here() -> Self {
-        let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-            let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-            line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+        let Ok(mut system) = System::new() else { return Self { memory: None } };
+        system.refresh_memory();
+        let this = sysinfo::get_current_pid().ok().and_then(|pid| {
+            system.refresh_processes_specifics(
+                ProcessesToUpdate::Some(&[pid]),
+                false,
+                ProcessRefreshKind::nothing(),
+            );
+            system.process(pid)?.cgroup_limits()
         });
-        Self { memory: available.map(|kib| kib << 10) }
+        let left = this.map_or(u64::MAX, |limits| limits.total_memory.saturating_sub(limits.rss));
+        let available = system.available_memory();
+        Self { memory: (available > 0).then_some(available.min(left)) }
     }
 }
 
