@@ -465,7 +465,7 @@ pub fn write_segments(
     k: HeadRows<'_>,
     v: HeadRows<'_>,
 ) -> Result<(), WorkerPanic> {
-    /// Below this many numbers a region costs more than it saves (measured).
+    /// Below this many numbers a region is taken to cost more than it saves.
     const WORTH_SHARING: usize = 512;
     let shape = &pages.place.shape;
     let rows: usize = segments.iter().map(|segment| segment.rows).sum();

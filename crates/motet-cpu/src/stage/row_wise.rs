@@ -20,8 +20,8 @@ use crate::rows::rope::Rope;
 use crate::weights::Loaded;
 use crate::workspace::Row;
 
-/// Below this many floats a region costs more than it saves (measured).
-pub(super) const WORTH_SHARING: usize = 4 << 10;
+/// Below this many floats, weighted by what is done to them, a region is taken to cost more than it saves.
+const WORTH_SHARING: usize = 4 << 10;
 
 /// What the operations of a row need beside the row.
 struct Context<'a> {
