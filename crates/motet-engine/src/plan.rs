@@ -221,7 +221,7 @@ impl Plan {
         device: &dyn Device,
     ) -> Result<Self, PlanError> {
         let context = check(network, options)?;
-        let layout = network.state();
+        let layout = network.state(false);
         let sessions = options.sessions;
         let blocks_per_context = context.div_ceil(PAGE);
         let rows = options.rows.max(2 * sessions);
@@ -233,6 +233,7 @@ impl Plan {
             pages: vec![0; layout.pools.len()],
             checkpoints: 0,
             kv: options.kv,
+            draft_head: false,
         };
         let footprint = device.footprint(network, 0..network.layers, &limits)?;
 
@@ -411,6 +412,7 @@ fn batch_limits(rows: usize, sessions: usize, context: usize, pools: usize, voca
         asks: rows,
         seen: sessions * context.min(vocab),
         bias: sessions * MAX_BIAS.min(vocab),
+        drafts: 0,
     }
 }
 

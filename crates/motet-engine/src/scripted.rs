@@ -112,7 +112,7 @@ impl Scripted {
 
     /// A stage for the whole network; no model file is needed.
     pub fn stage(&self, network: &Network, limits: &Limits) -> Box<dyn Stage> {
-        let layout = network.state();
+        let layout = network.state(false);
         let pages = |(pool, count): (usize, &usize)| Pool {
             window: layout.pools[pool].window,
             cells: vec![GARBAGE; count * PAGE],
@@ -472,7 +472,7 @@ impl Device for Scripted {
         _layers: Range<usize>,
         _limits: &Limits,
     ) -> Result<Footprint, DeviceError> {
-        let layout: StateLayout = network.state();
+        let layout: StateLayout = network.state(false);
         let full = layout.pools.first().is_some_and(|p| p.window.is_none());
         if matches!(self.script, Script::Answers(_)) && !full {
             let what = "answers by history need a layer that sees all positions".into();
@@ -483,6 +483,7 @@ impl Device for Scripted {
             workspace_parts: vec![("history".into(), 4 * network.context as u64)],
             page: vec![(PAGE * size_of::<Cell>()) as u64; layout.pools.len()],
             recurrent: if layout.recurrent_floats > 0 { 8 } else { 0 },
+            ..Footprint::default()
         })
     }
 

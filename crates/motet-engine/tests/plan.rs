@@ -21,7 +21,7 @@ impl Device for Fixed {
     }
 
     fn footprint(&self, n: &Network, _: Range<usize>, limits: &Limits) -> Result<Footprint, DeviceError> {
-        let layout = n.state();
+        let layout = n.state(false);
         let page = |window: Option<u32>| if window.is_none() { 10_000 } else { 20_000 };
         Ok(Footprint {
             weights: 1_000_000_000,
@@ -31,6 +31,7 @@ impl Device for Fixed {
             ],
             page: layout.pools.iter().map(|p| page(p.window)).collect(),
             recurrent: if layout.recurrent_floats > 0 { 500_000 } else { 0 },
+            ..Footprint::default()
         })
     }
 

@@ -25,7 +25,9 @@ pub struct Checkpoint(pub u32);
 pub enum Commit {
     /// Every row is kept: prefill, and decode of one token.
     All,
-    /// The rows carry drafts: recurrent states stay where they were until `Stage::commit` names how many to keep.
+    /// The rows carry drafts: the first token is certain, those behind it are drafts. Recurrent states stay where they
+    /// were until `Stage::commit` names how many rows to keep. A row's sampling counts the drafts up to the row as
+    /// generated, as if they had been accepted: where one was not, nobody looks at the row.
     Verify,
 }
 
@@ -160,6 +162,9 @@ pub struct Batch {
     pub seen: Vec<Seen>,
     /// Logit biases: (token, added).
     pub bias: Vec<(u32, f32)>,
+    /// How many tokens to draft for each segment, descending, none 0: set in a batch for `Stage::draft`, where every
+    /// segment has one row (the token that is certain and not yet run) and one [`Want::Sample`]. Empty otherwise.
+    pub drafts: Vec<u32>,
 }
 
 /// The greatest lengths of a batch's parts: what its vectors are sized by, once.
@@ -179,6 +184,8 @@ pub struct BatchLimits {
     pub seen: usize,
     /// Logit biases over all sessions.
     pub bias: usize,
+    /// Drafts to a segment; 0 where nothing is drafted or verified.
+    pub drafts: usize,
 }
 
 impl Batch {
@@ -192,6 +199,7 @@ impl Batch {
             asks: Vec::with_capacity(limits.asks),
             seen: Vec::with_capacity(limits.seen),
             bias: Vec::with_capacity(limits.bias),
+            drafts: Vec::with_capacity(if limits.drafts > 0 { limits.segments } else { 0 }),
         }
     }
 
@@ -204,6 +212,7 @@ impl Batch {
         self.asks.clear();
         self.seen.clear();
         self.bias.clear();
+        self.drafts.clear();
     }
 
     /// The number of rows.
@@ -296,6 +305,8 @@ pub struct InFlight {
     pub top: Vec<(u32, f32)>,
     /// Segments with a non-finite hidden row or logit; their sessions end with an error.
     pub faults: Vec<u32>,
+    /// What `Stage::draft` drafted, segment after segment, `Batch::drafts` tokens each.
+    pub drafted: Vec<u32>,
 }
 
 impl InFlight {
@@ -307,6 +318,7 @@ impl InFlight {
             answers: Vec::with_capacity(limits.asks),
             top: Vec::with_capacity(limits.asks * 20),
             faults: Vec::with_capacity(limits.segments),
+            drafted: Vec::with_capacity(limits.segments * limits.drafts),
         }
     }
 
@@ -320,6 +332,7 @@ impl InFlight {
             l.asks * (size_of::<Ask>() + size_of::<Answer>() + 20 * 8),
             l.seen * size_of::<Seen>() + l.bias * 8 + l.segments * 4,
             l.rows * d_model * 4,
+            if l.drafts > 0 { l.segments * (1 + l.drafts) * 4 } else { 0 },
         ];
         parts.iter().map(|&b| b as u64).sum()
     }
@@ -330,5 +343,6 @@ impl InFlight {
         self.answers.clear();
         self.top.clear();
         self.faults.clear();
+        self.drafted.clear();
     }
 }

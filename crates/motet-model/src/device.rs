@@ -81,6 +81,8 @@ pub struct Limits {
     pub checkpoints: usize,
     /// Format of keys and values.
     pub kv: KvFormat,
+    /// Whether the network's own draft head is loaded, fed with every row and asked by [`Stage::draft`].
+    pub draft_head: bool,
 }
 
 /// What a stage will take, in bytes, known from the header alone. DESIGN law 4.
@@ -93,6 +95,21 @@ pub struct Footprint {
     /// One page of each pool, all layers of the stage.
     pub page: Vec<u64>,
     /// Recurrent state of one session; a checkpoint takes the same.
+    pub recurrent: u64,
+    /// What the stage keeps of verify rows until they are committed: `segments × (1 + drafts)` rows.
+    pub rollback: u64,
+    /// What the draft head takes of `weights`, `page` and `recurrent`; zero without one.
+    pub draft: DraftShare,
+}
+
+/// The draft head's share of a [`Footprint`], in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DraftShare {
+    /// Weights that the trunk does not read.
+    pub weights: u64,
+    /// Keys and values in a page of each pool.
+    pub page: Vec<u64>,
+    /// The hidden row that a session remembers.
     pub recurrent: u64,
 }
 
@@ -149,6 +166,10 @@ pub trait Observer: Send {
     /// Raw logits `[vocab]` of a row that was asked for.
     fn logits(&mut self, row: u32, logits: &[f32]) {
         let _ = (row, logits);
+    }
+    /// Raw logits `[vocab]` of the draft head for the draft `depth` (from 0) of a segment of [`Stage::draft`].
+    fn draft_logits(&mut self, segment: usize, depth: usize, logits: &[f32]) {
+        let _ = (segment, depth, logits);
     }
     /// The final hidden row `[d_model]`, after the output norm, of a row that was asked for.
     fn hidden(&mut self, row: u32, hidden: &[f32]) {
@@ -208,8 +229,23 @@ pub trait Stage: Send {
     /// must be discarded, all else is untouched.
     fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError>;
 
-    /// Keeps the first `n_keep` rows of each verified segment of the last step.
+    /// Keeps the first `n_keep ≥ 1` rows of each segment of the last step whose commit is
+    /// [`Commit::Verify`](crate::batch::Commit::Verify): recurrent states move there. Must name every such segment
+    /// whose session goes on, before anything else is asked of the stage.
     fn commit(&mut self, kept: &[(Slot, usize)]);
+
+    /// Drafts tokens with the network's own head. `work.batch` has one row for each segment: the token that is certain
+    /// and not yet run, at its position; `Batch::drafts` says how many to draft, the asks how to choose (with the
+    /// same noise as the trunk will). Leaves the tokens in [`InFlight::drafted`]. Each session's pages cover its row and its drafts;
+    /// what is written there is written again when the drafts are verified. Changes no other state.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] without a draft head; else as [`Stage::step`], but no session is harmed: drafts
+    /// are only missing.
+    fn draft(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
+        let _ = work;
+        Err(DeviceError::Unsupported { device: "stage".into(), what: "it has no draft head".into() })
+    }
 
     /// Fills a page with NaN: a check that free pages are never read (`motet verify`).
     fn poison(&mut self, pool: usize, page: u32);

@@ -41,9 +41,15 @@ impl Network {
         Ok(network)
     }
 
-    /// What a session must remember for the trunk.
-    pub fn state(&self) -> StateLayout {
-        StateLayout::of(&self.trunk)
+    /// The program that a stage runs, with or without the network's draft head.
+    pub fn program(&self, draft_head: bool) -> &Program {
+        let _ = draft_head;
+        &self.trunk
+    }
+
+    /// What a session must remember, with or without the network's draft head.
+    pub fn state(&self, draft_head: bool) -> StateLayout {
+        StateLayout::of(self.program(draft_head))
     }
 
     /// Parameters of the trunk (a tied embedding counts once).

@@ -118,7 +118,7 @@ fn stages_divide_the_operations_and_their_weights() {
 #[test]
 fn state_is_what_the_architecture_says() {
     let kinds = |name| {
-        let layout: StateLayout = network(name).state();
+        let layout: StateLayout = network(name).state(false);
         let pools = layout.pools.iter().map(|p| (p.window, p.states.len())).collect::<Vec<_>>();
         (pools, layout.recurrent_floats)
     };

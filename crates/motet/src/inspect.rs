@@ -221,7 +221,7 @@ impl NetworkFacts {
             attention,
             recurrent_layers: states.iter().filter(|state| delta(&state.kind)).count(),
             kv_bytes_per_token: 2 * kv_values as u64,
-            recurrent_bytes_per_session: 4 * network.state().recurrent_floats as u64,
+            recurrent_bytes_per_session: 4 * network.state(false).recurrent_floats as u64,
         }
     }
 }

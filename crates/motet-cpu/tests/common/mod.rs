@@ -82,7 +82,7 @@ impl Observer for Collector {
 impl Bench {
     pub fn new(file: &ModelFile, way: Way, sessions: usize, context: usize) -> Self {
         let network = Network::from_gguf(file).unwrap();
-        let state = network.state();
+        let state = network.state(false);
         let pages_each = context.div_ceil(PAGE);
         let batch = BatchLimits {
             rows: way.chunk * sessions,
@@ -92,6 +92,7 @@ impl Bench {
             asks: way.chunk * sessions,
             seen: 0,
             bias: 0,
+            drafts: 0,
         };
         let limits = Limits {
             batch,
@@ -101,6 +102,7 @@ impl Bench {
             pages: vec![sessions * pages_each; state.pools.len()],
             checkpoints: 1,
             kv: way.kv,
+            draft_head: false,
         };
         let device = CpuDevice::new(CpuOptions { threads: way.threads, isa: way.isa });
         let mut stage = device.prepare(&network, file, 0..network.layers, &limits).unwrap();

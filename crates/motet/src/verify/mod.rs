@@ -82,7 +82,7 @@ fn subject<'a>(model: &Model, prepare: Prepare<'a>, slow_in_scalar: bool) -> Sub
         prepare,
         vocabulary: vocabulary(&model.tokenizer, network.vocab),
         context: network.context,
-        recurrent: 4 * network.state().recurrent_floats as u64,
+        recurrent: 4 * network.state(false).recurrent_floats as u64,
         slow_in_scalar,
     }
 }

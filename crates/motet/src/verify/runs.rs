@@ -428,7 +428,7 @@ mod tests {
             prepare: &prepare,
             vocabulary: Vocabulary::new(sketch.vocab, |token| token < 3),
             context: sketch.context,
-            recurrent: sketch.network().state().recurrent_floats as u64 * 4,
+            recurrent: sketch.network().state(false).recurrent_floats as u64 * 4,
             slow_in_scalar,
         };
         let mut runs = Runs::new(subject, None);
