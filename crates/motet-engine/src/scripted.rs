@@ -452,7 +452,9 @@ impl Stage for ScriptedStage {
         Ok(())
     }
 
-    fn commit(&mut self, _kept: &[(Slot, usize)]) {}
+    fn commit(&mut self, _kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     fn poison(&mut self, pool: usize, page: u32) {
         self.fill(pool, page, GARBAGE);

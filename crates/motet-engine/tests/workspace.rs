@@ -34,8 +34,8 @@ impl Stage for Reserving {
         self.inner.step(work)
     }
 
-    fn commit(&mut self, kept: &[(Slot, usize)]) {
-        self.inner.commit(kept);
+    fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
+        self.inner.commit(kept)
     }
 
     fn poison(&mut self, pool: usize, page: u32) {

@@ -232,7 +232,11 @@ pub trait Stage: Send {
     /// Keeps the first `n_keep ≥ 1` rows of each segment of the last step whose commit is
     /// [`Commit::Verify`](crate::batch::Commit::Verify): recurrent states move there. Must name every such segment
     /// whose session goes on, before anything else is asked of the stage.
-    fn commit(&mut self, kept: &[(Slot, usize)]);
+    ///
+    /// # Errors
+    /// [`DeviceError::Batch`] for a slot without verify rows, or with fewer than are to be kept: nothing has changed
+    /// then. [`DeviceError::Panic`]: the state of the named sessions is undefined and must be discarded.
+    fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError>;
 
     /// Drafts tokens with the network's own head. `work.batch` has one row for each segment: the token that is certain
     /// and not yet run, at its position; `Batch::drafts` says how many to draft, the asks how to choose (with the

@@ -212,10 +212,11 @@ impl Stage for CpuStage {
         Ok(())
     }
 
-    fn commit(&mut self, kept: &[(Slot, usize)]) {
+    fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
         // Keys and values past the kept rows are dead and will be overwritten before they can be read; recurrent
         // states have no verify rows (see `check`).
         let _ = kept;
+        Ok(())
     }
 
     fn poison(&mut self, pool: usize, page: u32) {

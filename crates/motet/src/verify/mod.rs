@@ -149,8 +149,8 @@ mod tests {
             Ok(())
         }
 
-        fn commit(&mut self, kept: &[(Slot, usize)]) {
-            self.0.commit(kept);
+        fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
+            self.0.commit(kept)
         }
 
         fn poison(&mut self, pool: usize, page: u32) {

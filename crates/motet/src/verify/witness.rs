@@ -75,8 +75,8 @@ impl Stage for Witness {
         self.stage.step(work)
     }
 
-    fn commit(&mut self, kept: &[(Slot, usize)]) {
-        self.stage.commit(kept);
+    fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
+        self.stage.commit(kept)
     }
 
     fn poison(&mut self, pool: usize, page: u32) {
