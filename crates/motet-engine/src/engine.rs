@@ -1,10 +1,11 @@
 //! The façade, and the thread behind it.
 //!
 //! A handle only puts requests into the bounded queue, reads counters and asks for the end. Everything else happens
-//! on the engine's own thread, which turns one wheel: fill a batch, run it, settle it; and sleeps when there is
+//! on the engine's own thread, which turns one wheel: draft, fill a batch, run it, settle it; and sleeps when there is
 //! nothing to run.
 
 use crate::clock::{Clock, RealClock};
+use crate::drafts::{Drafter, LookUp};
 use crate::metrics::MetricsSnapshot;
 use crate::plan::{Plan, Workspace};
 use crate::queue::{Queue, Waiting};
@@ -257,6 +258,7 @@ pub struct Driver {
     shared: Arc<Shared>,
     scheduler: Scheduler,
     stage: Box<dyn Stage>,
+    drafter: Option<Box<dyn Drafter>>,
     work: InFlight,
     /// Rows that the stage's workspace holds.
     reserved: usize,
@@ -271,7 +273,8 @@ impl Driver {
             (Scheduler::new(plan), InFlight::with_capacity(&plan.limits.batch, plan.d_model));
         let at_start = plan.options.workspace == Workspace::AtStart;
         let ceiling = plan.rows;
-        let mut driver = Self { scheduler, stage, work, reserved: 0, ceiling, shared };
+        let drafter = (plan.limits.batch.drafts > 0).then(|| Box::new(LookUp) as Box<dyn Drafter>);
+        let mut driver = Self { scheduler, stage, drafter, work, reserved: 0, ceiling, shared };
         if at_start {
             driver.reserve(driver.shared.plan.rows)?;
         }
@@ -299,6 +302,8 @@ impl Driver {
         }
         self.grow_workspace();
         self.work.clear();
+        self.scheduler.prepare(queue, &mut shared.metrics.lock());
+        self.draft();
         {
             let metrics = &mut shared.metrics.lock();
             self.scheduler.fill(&mut self.work.batch, queue, clock.now(), metrics);
@@ -318,11 +323,29 @@ impl Driver {
         queue.busy(now);
         let metrics = &mut shared.metrics.lock();
         match done {
-            Ok(()) => self.scheduler.settle(&self.work, now.saturating_sub(begun), now, metrics),
+            Ok(()) => {
+                self.scheduler.settle(&self.work, now.saturating_sub(begun), now, metrics);
+                if self.stage.commit(self.scheduler.kept()).is_err() {
+                    self.scheduler.commit_failed(metrics);
+                }
+            }
             Err(error) => self.scheduler.step_failed(&self.work, &error.to_string(), metrics),
         }
         self.scheduler.measure(queue, metrics);
         Turn::Ran
+    }
+
+    /// Gives drafts to the sessions that want some. If that fails they go without.
+    fn draft(&mut self) {
+        let Some(drafter) = &mut self.drafter else { return };
+        self.scheduler.ask_for_drafts(&mut self.work.batch);
+        if self.work.batch.rows() > 0 {
+            let tokens = |slot| self.scheduler.tokens(slot);
+            if drafter.draft(&mut self.work, &mut *self.stage, &tokens).is_ok() {
+                self.scheduler.take_drafts(&self.work);
+            }
+            self.work.clear();
+        }
     }
 
     /// Whether nothing runs or waits in line, and nothing is held.

@@ -5,7 +5,7 @@
 //! arithmetic, no text and no HTTP.
 //!
 //! The rooms, in the order data flows: `request` and `stream` (what goes in and comes out), `queue` (the one bounded
-//! queue), `engine` (façade and thread), `scheduler` (which rows run, what their answers mean), `session` and
+//! queue), `engine` (façade and thread), `scheduler` (which rows run, what their answers mean), `drafts` (what may come next), `session` and
 //! `sampling` (one conversation), `prefix`, `pages` and `checkpoints` (what is remembered of whom), `costs` (how long
 //! rows take), `metrics`; and [`plan`], which sizes all of it beforehand, and [`scripted`], a device to test it on.
 //!
@@ -32,6 +32,7 @@ pub mod scripted;
 
 mod checkpoints;
 mod costs;
+mod drafts;
 mod engine;
 mod metrics;
 mod pages;
@@ -43,6 +44,7 @@ mod scheduler;
 mod session;
 mod stream;
 
+pub use drafts::{Drafts, MAX_DRAFTS};
 pub use engine::{Driver, Engine, Health, Turn};
 pub use metrics::{Histogram, MetricsSnapshot};
 pub use plan::{Line, Machine, Options, Plan, PlanError, Workspace};

@@ -3,6 +3,7 @@
 //! One plain struct behind one lock that the engine takes once or twice a step; a scrape is a copy of it. No prompt
 //! text, no token ever comes in here.
 
+use crate::drafts::MAX_DRAFTS;
 use crate::session::{Session, Times};
 use crate::stream::FinishReason;
 use std::time::Duration;
@@ -118,6 +119,14 @@ pub struct MetricsSnapshot {
     pub rejected_invalid: u64,
     /// `reason="closed"`: draining or closed.
     pub rejected_closed: u64,
+    /// Counter `spec_decode_num_drafts`: rows of sessions that had drafts behind them.
+    pub num_drafts: u64,
+    /// Counter `spec_decode_num_draft_tokens`.
+    pub num_draft_tokens: u64,
+    /// Counter `spec_decode_num_accepted_tokens`: drafts that were chosen and whose rows counted.
+    pub num_accepted_tokens: u64,
+    /// Counter `spec_decode_num_accepted_tokens_per_pos{position}`.
+    pub accepted_per_position: [u64; MAX_DRAFTS],
     /// Counter `motet:steps`.
     pub steps: u64,
     /// Counter `motet:failed_steps`.
@@ -185,6 +194,10 @@ impl MetricsSnapshot {
             rejected_too_long: 0,
             rejected_invalid: 0,
             rejected_closed: 0,
+            num_drafts: 0,
+            num_draft_tokens: 0,
+            num_accepted_tokens: 0,
+            accepted_per_position: [0; MAX_DRAFTS],
             steps: 0,
             failed_steps: 0,
             request_prompt_tokens: tokens.clone(),
@@ -229,6 +242,14 @@ impl MetricsSnapshot {
         self.steps += 1;
         self.iteration_tokens.observe(rows as f64);
         self.step_seconds.time(took);
+    }
+
+    /// Of `drafts` drafts behind a row, the first `accepted` were chosen.
+    pub(crate) fn drafted(&mut self, drafts: usize, accepted: usize) {
+        self.num_drafts += 1;
+        self.num_draft_tokens += drafts as u64;
+        self.num_accepted_tokens += accepted as u64;
+        self.accepted_per_position[..accepted].iter_mut().for_each(|count| *count += 1);
     }
 
     /// The last `rows` rows before `session.read` have been run.

@@ -1,6 +1,7 @@
 //! Where every byte will be: a pure function of the network's header, the options, the machine and the device's
 //! footprint. It is made, checked and printed before a weight is read, and the engine allocates by it.
 
+use crate::drafts::{Drafts, MAX_DRAFTS};
 use crate::prefix::{PrefixCache, window_promise};
 use crate::queue::Waiting;
 use crate::sampling::MAX_BIAS;
@@ -63,6 +64,8 @@ pub struct Options {
     pub front_end: Vec<Line>,
     /// Forces the rows of a prefill chunk; `None`: what `step` leaves room for.
     pub prefill_chunk: Option<usize>,
+    /// How many tokens are drafted for a session in a step.
+    pub drafts: Drafts,
     /// When the workspace is allocated.
     pub workspace: Workspace,
     /// A step that takes longer counts as stuck.
@@ -86,6 +89,7 @@ impl Default for Options {
             queue: 128,
             front_end: Vec::new(),
             prefill_chunk: None,
+            drafts: Drafts::Off,
             workspace: Workspace::AtStart,
             overdue: Duration::from_secs(60),
             poison: false,
@@ -226,7 +230,7 @@ impl Plan {
         let blocks_per_context = context.div_ceil(PAGE);
         let rows = options.rows.max(2 * sessions);
         let mut limits = Limits {
-            batch: batch_limits(rows, sessions, context, layout.pools.len(), network.vocab),
+            batch: batch_limits(rows, options, context, layout.pools.len(), network.vocab),
             sessions,
             context,
             logit_rows: options.max_logit_rows,
@@ -264,6 +268,7 @@ impl Plan {
         };
         let fixed = footprint.weights
             + footprint.workspace()
+            + footprint.rollback
             + batch_bytes
             + rest(network.vocab)
             + clients_bytes
@@ -321,7 +326,7 @@ impl Plan {
             })
             .collect();
         let workspace = footprint.workspace_parts.iter().map(|(name, b)| line(name, *b)).collect();
-        let lines = vec![
+        let mut lines = vec![
             line("weights", footprint.weights),
             Line { parts: workspace, ..line("workspace", footprint.workspace()) },
             line("batches in flight", batch_bytes),
@@ -336,6 +341,9 @@ impl Plan {
             line("streams and page tables", n * bookkeeping),
             line("the rest: program, tokenizer, HTTP", rest(network.vocab)),
         ];
+        if limits.batch.drafts > 0 {
+            lines.insert(3, line("rows with drafts until they are kept", footprint.rollback));
+        }
         let total: u64 = lines.iter().map(|l| l.bytes).sum();
         let most = total + clients_bytes;
         Ok(Self {
@@ -394,6 +402,7 @@ fn check(network: &Network, options: &Options) -> Result<usize, PlanError> {
         ("rows", options.rows, 1 << 16),
         ("queue", options.queue, 1 << 20),
         ("max-logit-rows", options.max_logit_rows, 1 << 12),
+        ("drafts", options.drafts.most().max(1), MAX_DRAFTS),
         ("prefill-chunk", options.prefill_chunk.unwrap_or(1), options.rows),
     ];
     match counts.into_iter().find(|&(_, value, most)| !(1..=most).contains(&value)) {
@@ -402,17 +411,19 @@ fn check(network: &Network, options: &Options) -> Result<usize, PlanError> {
     }
 }
 
-fn batch_limits(rows: usize, sessions: usize, context: usize, pools: usize, vocab: usize) -> BatchLimits {
+fn batch_limits(rows: usize, options: &Options, context: usize, pools: usize, vocab: usize) -> BatchLimits {
+    let (sessions, drafts) = (options.sessions, options.drafts.most());
     BatchLimits {
         rows,
         segments: sessions,
         pages: sessions * pools * context.div_ceil(PAGE),
-        // New pages of a batch's rows; per session a start, and a checkpoint of the step before.
-        before: pools * (rows.div_ceil(PAGE) + 2 * sessions) + 3 * sessions,
+        // New pages of a batch's rows and of drafts that never came to it; per session a start, and a checkpoint of the
+        // step before.
+        before: pools * (rows.div_ceil(PAGE) + (2 + drafts.min(1)) * sessions) + 3 * sessions,
         asks: rows,
         seen: sessions * context.min(vocab),
         bias: sessions * MAX_BIAS.min(vocab),
-        drafts: 0,
+        drafts,
     }
 }
 

@@ -1,8 +1,12 @@
 //! Which rows run in the next step, and what their answers mean.
 //!
-//! [`Scheduler::fill`] fills a batch: sessions that wait for their next token come first, one row each; what is left
-//! of the step's time goes to prompts, shared fairly. [`Scheduler::settle`] takes the answers. Between the two a
-//! device ran the rows; the scheduler knows it only by the time it took. After warm-up neither allocates.
+//! [`Scheduler::prepare`] sees to it that every session that waits for its next token has a page for it, and
+//! [`drafting`] that some have drafts. [`Scheduler::fill`] fills a batch: those sessions come first, a row for the token
+//! and one for each draft; what is left of the step's time goes to prompts, shared fairly. [`Scheduler::settle`] takes
+//! the answers. Between the two a device ran the rows; the scheduler knows it only by the time it took. After warm-up
+//! none of them allocates.
+
+mod drafting;
 
 use crate::costs::Costs;
 use crate::metrics::MetricsSnapshot;
@@ -37,6 +41,10 @@ pub(crate) struct Scheduler {
     changes: Vec<StateOp>,
     /// Prompts of this step with the rows that each could use.
     prompts: Vec<(Slot, usize)>,
+    /// Sessions of this step that want drafts, and how many.
+    wishes: Vec<(Slot, usize)>,
+    /// Sessions of the last step that had drafts, and the rows they keep.
+    kept: Vec<(Slot, usize)>,
     costs: Costs,
     /// Requests that came out of the queue.
     arrivals: u64,
@@ -44,6 +52,8 @@ pub(crate) struct Scheduler {
     steps: u64,
     /// Rows a batch may have: the workspace there is.
     most_rows: usize,
+    /// Drafts that a session may have at a time.
+    most_drafts: usize,
     pools: usize,
     recurrent: bool,
     context: usize,
@@ -64,10 +74,13 @@ impl Scheduler {
             line: VecDeque::with_capacity(sessions + plan.options.queue + 1),
             changes: Vec::with_capacity(limits.batch.before),
             prompts: Vec::with_capacity(sessions),
+            wishes: Vec::with_capacity(sessions),
+            kept: Vec::with_capacity(sessions),
             costs: Costs::default(),
             arrivals: 0,
             steps: 0,
             most_rows: 0,
+            most_drafts: limits.batch.drafts,
             pools: layout.pools.len(),
             recurrent: layout.recurrent_floats > 0,
             context: limits.context,
@@ -77,7 +90,23 @@ impl Scheduler {
         }
     }
 
-    /// Fills the empty batch of the next step; it stays empty if there is nothing to do.
+    /// Begins a step: whoever waits for a next token has a page for its row, oldest first. One that needs a page where
+    /// none is left makes the youngest step back, itself if need be; so the oldest always advances.
+    pub(crate) fn prepare(&mut self, queue: &Queue, metrics: &mut MetricsSnapshot) {
+        self.steps += 1;
+        self.bury_the_dead(queue, metrics);
+        let mut at = 0;
+        while at < self.by_age.len() {
+            let slot = self.by_age[at];
+            if self.running(slot).decodes && self.make_room(slot, metrics) {
+                let session = self.running[slot.0 as usize].as_mut().expect("a running session");
+                self.cache.grow(&mut session.table, session.read + 1, &mut self.changes);
+            }
+            at += 1;
+        }
+    }
+
+    /// Fills the empty batch of a step that was prepared; it stays empty if there is nothing to do.
     pub(crate) fn fill(
         &mut self,
         batch: &mut Batch,
@@ -85,9 +114,7 @@ impl Scheduler {
         now: Duration,
         metrics: &mut MetricsSnapshot,
     ) {
-        self.steps += 1;
-        self.bury_the_dead(queue, metrics);
-        self.decode(batch, metrics);
+        self.decode(batch);
         self.admit(queue, now, metrics);
         self.prefill(batch);
         if batch.rows() > 0 {
@@ -110,16 +137,15 @@ impl Scheduler {
         }
     }
 
-    /// A row for each session that waits for its next token, oldest first. One that needs a page where none is left
-    /// makes the youngest step back, itself if need be; so the oldest always advances.
-    fn decode(&mut self, batch: &mut Batch, metrics: &mut MetricsSnapshot) {
-        let mut at = 0;
-        while at < self.by_age.len() {
+    /// The rows of each session that waits for its next token, oldest first: one, and one for each draft.
+    fn decode(&mut self, batch: &mut Batch) {
+        for at in 0..self.by_age.len() {
             let slot = self.by_age[at];
-            if self.running(slot).decodes && self.make_room(slot, metrics) {
-                self.add(batch, slot, 1);
+            let session = self.running(slot);
+            if session.decodes {
+                let rows = 1 + session.drafts.len();
+                self.add(batch, slot, rows);
             }
-            at += 1;
         }
     }
 
@@ -145,7 +171,12 @@ impl Scheduler {
         while !self.free_slots.is_empty() {
             if self.line.is_empty() {
                 let Some(waiting) = queue.pop(now) else { break };
-                self.line.push_back(Box::new(Session::new(self.arrivals, waiting, self.context)));
+                self.line.push_back(Box::new(Session::new(
+                    self.arrivals,
+                    waiting,
+                    self.context,
+                    self.most_drafts,
+                )));
                 self.arrivals += 1;
             }
             let Some(session) = self.line.pop_front() else { break };
@@ -244,26 +275,32 @@ impl Scheduler {
     /// Adds a segment: the session's next `rows` rows, for which there are pages.
     fn add(&mut self, batch: &mut Batch, slot: Slot, rows: usize) {
         let session = self.running[slot.0 as usize].as_mut().expect("a running session");
-        let end = session.read + rows;
-        self.cache.grow(&mut session.table, end, &mut self.changes);
-        let first_row = batch.tokens.len();
-        session.ask(rows, first_row, batch);
+        self.cache.grow(&mut session.table, session.read + rows, &mut self.changes);
         if !session.decodes {
             session.served = self.steps;
         }
-        batch.tokens.extend_from_slice(&session.tokens[session.read..end]);
+        self.lay(batch, slot, rows);
+    }
+
+    /// Lays a session's next `rows` rows into a batch: of its tokens, and behind the last of them its drafts.
+    fn lay(&self, batch: &mut Batch, slot: Slot, rows: usize) {
+        let session = self.running(slot);
+        let first_row = batch.tokens.len();
+        session.ask(rows, first_row, batch);
+        batch.tokens.extend(session.tokens[session.read..].iter().chain(&session.drafts).take(rows));
         let mut tables: [Range<u32>; MAX_POOLS] = std::array::from_fn(|_| 0..0);
         for (pool, range) in tables.iter_mut().enumerate().take(self.pools) {
             let from = batch.pages.len() as u32;
             batch.pages.extend_from_slice(self.cache.table(&session.table, pool));
             *range = from..batch.pages.len() as u32;
         }
+        let drafts = session.read + rows > session.tokens.len();
         batch.segments.push(Segment {
             slot,
             first_position: session.read as u32,
             rows: first_row as u32..batch.tokens.len() as u32,
             tables,
-            commit: Commit::All,
+            commit: if drafts { Commit::Verify } else { Commit::All },
         });
     }
 
@@ -277,40 +314,37 @@ impl Scheduler {
     ) {
         self.costs.measured(work.batch.rows(), took);
         metrics.stepped(work.batch.rows(), took);
+        self.kept.clear();
         let mut answers = &work.answers[..];
         for (i, segment) in work.batch.segments.iter().enumerate() {
+            let (slot, verifies) = (segment.slot, segment.commit == Commit::Verify);
             let mine;
             (mine, answers) = answers.split_at(answers.partition_point(|a| a.row < segment.rows.end));
+            self.session_mut(slot).drafts.clear();
             if work.faults.contains(&(i as u32)) {
-                let error = StreamError::NonFinite { position: segment.first_position as usize };
-                self.fail(segment.slot, error, metrics);
+                if verifies {
+                    // It may be the row of a draft that would have been refused.
+                    self.go_on_without_drafts(slot, metrics);
+                } else {
+                    let error = StreamError::NonFinite { position: segment.first_position as usize };
+                    self.fail(slot, error, metrics);
+                }
                 continue;
             }
-            self.advance(segment, metrics);
-            if let Some(reason) = self.publish(segment, mine, work, now, metrics) {
-                self.finish(segment.slot, reason, now, metrics);
+            let (kept, end) = self.publish(segment, mine, work, now, metrics);
+            if verifies {
+                self.kept.push((slot, kept));
+                metrics.drafted(segment.rows.len() - 1, kept - 1);
+            }
+            self.advance(slot, kept, metrics);
+            if let Some(reason) = end {
+                self.finish(slot, reason, now, metrics);
             }
         }
     }
 
-    /// The rows of a segment have been run: pages are sealed, state is saved at a border, forks set out.
-    fn advance(&mut self, segment: &Segment, metrics: &mut MetricsSnapshot) {
-        let session = self.running[segment.slot.0 as usize].as_mut().expect("a running session");
-        let prompt = session.task.prompt;
-        session.read += segment.rows.len();
-        metrics.rows_were_run(session, segment.rows.len());
-        session.furthest = session.furthest.max(session.read);
-        self.cache.advance(&mut session.table, &session.tokens[..session.read]);
-        if self.recurrent && session.read.is_multiple_of(PAGE) {
-            save(&mut self.cache, session, segment.slot, &mut self.changes);
-        }
-        if session.read >= prompt && !session.forks.is_empty() {
-            let forks = std::mem::take(&mut session.forks);
-            forks.into_iter().for_each(|fork| self.line_up(Box::new(fork)));
-        }
-    }
-
-    /// Publishes what the rows of a session answered; `Some` if its answer ends.
+    /// Publishes what the rows of a session answered, and says how many of its rows are kept and whether the answer
+    /// ends. A row behind a draft counts only if the row before chose that draft.
     fn publish(
         &mut self,
         segment: &Segment,
@@ -318,10 +352,12 @@ impl Scheduler {
         work: &InFlight,
         now: Duration,
         metrics: &mut MetricsSnapshot,
-    ) -> Option<FinishReason> {
+    ) -> (usize, Option<FinishReason>) {
         let session = self.running[segment.slot.0 as usize].as_mut().expect("a running session");
+        let tokens = work.batch.segment_tokens(segment);
         for answer in answers {
-            let position = (segment.first_position + answer.row - segment.rows.start) as usize;
+            let row = (answer.row - segment.rows.start) as usize;
+            let position = segment.first_position as usize + row;
             if session.task.digests {
                 session.sender.row(position, answer.digest);
             }
@@ -337,13 +373,32 @@ impl Scheduler {
                 }
                 _ => {
                     metrics.token(&mut session.times, session.task.arrived, now);
-                    if let Some(reason) = session.take(token, top) {
-                        return Some(reason);
+                    let end = session.take(token, top);
+                    if end.is_some() || tokens.get(row + 1) != Some(&answer.token) {
+                        return (row + 1, end);
                     }
                 }
             }
         }
-        (session.task.answer == 0 && session.read == session.tokens.len()).then_some(FinishReason::Length)
+        let read_only = session.task.answer == 0 && session.read + tokens.len() == session.tokens.len();
+        (tokens.len(), read_only.then_some(FinishReason::Length))
+    }
+
+    /// The next `rows` rows of a session have been run: pages are sealed, state is saved at a border, forks set out.
+    fn advance(&mut self, slot: Slot, rows: usize, metrics: &mut MetricsSnapshot) {
+        let session = self.running[slot.0 as usize].as_mut().expect("a running session");
+        let prompt = session.task.prompt;
+        session.read += rows;
+        metrics.rows_were_run(session, rows);
+        session.furthest = session.furthest.max(session.read);
+        self.cache.advance(&mut session.table, &session.tokens[..session.read]);
+        if self.recurrent && session.read.is_multiple_of(PAGE) {
+            save(&mut self.cache, session, slot, &mut self.changes);
+        }
+        if session.read >= prompt && !session.forks.is_empty() {
+            let forks = std::mem::take(&mut session.forks);
+            forks.into_iter().for_each(|fork| self.line_up(Box::new(fork)));
+        }
     }
 
     /// The answer is complete. Its pages stay known for the next turn.
@@ -416,6 +471,10 @@ impl Scheduler {
         self.running[slot.0 as usize].as_deref()
     }
 
+    fn session_mut(&mut self, slot: Slot) -> &mut Session {
+        self.running[slot.0 as usize].as_deref_mut().expect("a running session")
+    }
+
     fn running(&self, slot: Slot) -> &Session {
         self.session(slot).expect("a running session")
     }
@@ -423,7 +482,8 @@ impl Scheduler {
     /// Rows that could run now: what the workspace should hold.
     pub(crate) fn rows_wanted(&self) -> usize {
         let running = self.by_age.iter().map(|&slot| self.running(slot));
-        running.chain(self.line.iter().map(|s| &**s)).map(|s| s.tokens.len() - s.read).sum()
+        let rows = |s: &Session| s.tokens.len() - s.read + self.most_drafts;
+        running.chain(self.line.iter().map(|s| &**s)).map(rows).sum()
     }
 
     /// The workspace holds so many rows from now on.

@@ -1,6 +1,7 @@
 //! A device without weights: it stores what each row writes, page by page and slot by slot, and derives each token
-//! from what it reads back. So a wrong page table, a stale page, a page that was not cleared, a bad checkpoint or two
-//! sessions mixed up give a wrong token, and [`Solo`] says, from a conversation's tokens alone, which one is right.
+//! from what it reads back. So a wrong page table, a stale page, a page that was not cleared, a bad checkpoint, rows with
+//! drafts that were kept or not kept wrongly, or two sessions mixed up give a wrong token, and [`Solo`] says, from a
+//! conversation's tokens alone, which one is right.
 //!
 //! Time can be simulated, real or none; troubles (a panic, a value that is not finite, a step that hangs) come when
 //! they are asked for. It must never look at anything but its batch and its memory.
@@ -9,7 +10,9 @@ use crate::clock::{Clock, SimClock};
 use crate::engine::Engine;
 use crate::plan::{Machine, Options, Plan, PlanError};
 use motet_gguf::ModelFile;
-use motet_model::batch::{Answer, Ask, Batch, NO_PAGE, Sampling, Seen, Segment, StateOp, Want};
+use motet_model::batch::{
+    Answer, Ask, Batch, Commit, MAX_POOLS, NO_PAGE, Sampling, Seen, Segment, StateOp, Want,
+};
 use motet_model::device::Observer;
 use motet_model::layout::StateLayout;
 use motet_model::program::{State, StateKind};
@@ -125,6 +128,9 @@ impl Scripted {
             slots: vec![GARBAGE.digest; limits.sessions],
             checkpoints: vec![GARBAGE.digest; limits.checkpoints],
             history: Vec::with_capacity(limits.context),
+            seen: Vec::with_capacity(limits.batch.seen + limits.batch.drafts),
+            verified: Vec::with_capacity(limits.batch.rows),
+            commit_fails: false,
         })
     }
 
@@ -159,6 +165,7 @@ enum Trouble {
     Panic,
     Fault(u32),
     Stall(Duration),
+    Commit,
 }
 
 impl Control {
@@ -170,6 +177,11 @@ impl Control {
     /// In the next step, the rows of the segment with this number (or the last) are not finite.
     pub fn fault_next(&self, segment: u32) {
         self.troubles.lock().push_back(Trouble::Fault(segment));
+    }
+
+    /// The next time that rows with drafts are kept, it fails and leaves garbage behind.
+    pub fn fail_commit_next(&self) {
+        self.troubles.lock().push_back(Trouble::Commit);
     }
 
     /// The next step takes that much longer.
@@ -211,6 +223,8 @@ struct Cell {
 
 const ZERO: Cell = Cell { token: 0, digest: 0 };
 const GARBAGE: Cell = Cell { token: 0, digest: 0xdead_beef_dead_beef };
+/// Behind the rows that were kept: to be overwritten before it is read.
+const DEAD: Cell = Cell { token: 0, digest: 0xdead_0000_dead_0000 };
 
 /// The recurrent state before the first token.
 const CLEAR: u64 = 0x5eed;
@@ -270,6 +284,24 @@ struct Context<'b> {
     vocab: usize,
 }
 
+/// What `row` must know of: what was seen before the batch and, if anything of that matters, the drafts up to the row.
+fn see(seen: &mut Vec<Seen>, batch: &Batch, segment: &Segment, row: u32, sampling: &Sampling) {
+    seen.clear();
+    seen.extend_from_slice(batch.seen(sampling));
+    if segment.commit == Commit::Verify && !seen.is_empty() {
+        let drafts = segment.rows.start as usize + 1..=row as usize;
+        batch.tokens[drafts].iter().for_each(|&token| learn(seen, token));
+    }
+}
+
+/// Counts a token as generated in a list by token.
+fn learn(seen: &mut Vec<Seen>, token: u32) {
+    match seen.binary_search_by_key(&token, |s| s.token) {
+        Ok(at) => seen[at].generated += 1,
+        Err(at) => seen.insert(at, Seen { token, generated: 1 }),
+    }
+}
+
 fn logprob(read: u64, token: u32) -> f32 {
     -((mix(read, u64::from(token)) % 1000) as f32) / 100.0
 }
@@ -296,6 +328,20 @@ struct ScriptedStage {
     slots: Vec<u64>,
     checkpoints: Vec<u64>,
     history: Vec<u32>,
+    /// What was seen, the drafts before a row included.
+    seen: Vec<Seen>,
+    /// The rows of the last step that wait to be kept or not.
+    verified: Vec<Verified>,
+    commit_fails: bool,
+}
+
+/// A row of a segment with drafts.
+struct Verified {
+    slot: Slot,
+    /// The recurrent state behind the row.
+    state: u64,
+    /// Where it was written, in each pool.
+    cells: [usize; MAX_POOLS],
 }
 
 impl ScriptedStage {
@@ -315,16 +361,18 @@ impl ScriptedStage {
         self.pools[pool].cells[from..from + PAGE].fill(cell);
     }
 
-    /// Runs the rows of a segment; `ask` is called behind each row with its position.
-    fn run(&mut self, batch: &Batch, segment: &Segment, mut ask: impl FnMut(&mut Self, usize, usize)) {
+    /// Runs the rows of a segment; `ask` is called behind each row with its position and the recurrent state. What
+    /// carries drafts leaves the session's own state where it is.
+    fn run(&mut self, batch: &Batch, segment: &Segment, mut ask: impl FnMut(&mut Self, usize, usize, u64)) {
         let tokens = batch.segment_tokens(segment);
+        let slot = segment.slot.0 as usize;
+        let mut state = if self.recurrent { self.slots[slot] } else { CLEAR };
         for (i, &token) in tokens.iter().enumerate() {
             let position = segment.first_position as usize + i;
-            let slot = segment.slot.0 as usize;
             if self.recurrent {
-                self.slots[slot] = next_state(self.slots[slot], token, position);
+                state = next_state(state, token, position);
             }
-            let state = if self.recurrent { self.slots[slot] } else { CLEAR };
+            let mut cells = [0; MAX_POOLS];
             for (p, pool) in self.pools.iter_mut().enumerate() {
                 let table = batch.table(segment, p);
                 let before = match position > first_seen(position, pool.window) {
@@ -336,22 +384,27 @@ impl ScriptedStage {
                     _ => 0,
                 };
                 let digest = written(token, position, state, before, anywhere);
-                let page = table[position / PAGE] as usize;
-                pool.cells[page * PAGE + position % PAGE] = Cell { token, digest };
+                cells[p] = table[position / PAGE] as usize * PAGE + position % PAGE;
+                pool.cells[cells[p]] = Cell { token, digest };
             }
-            ask(self, segment.rows.start as usize + i, position);
+            match segment.commit {
+                Commit::All if self.recurrent => self.slots[slot] = state,
+                Commit::All => {}
+                Commit::Verify => self.verified.push(Verified { slot: segment.slot, state, cells }),
+            }
+            ask(self, segment.rows.start as usize + i, position, state);
         }
     }
 
-    /// A digest of all that the row at `position` sees. Cells behind the segment's last row must be zero.
-    fn read(&self, batch: &Batch, segment: &Segment, position: usize) -> u64 {
-        let mut digest = if self.recurrent { self.slots[segment.slot.0 as usize] } else { CLEAR };
+    /// A digest of all that the row at `position` sees. Cells behind the segment's last row must be zero, or dead.
+    fn read(&self, batch: &Batch, segment: &Segment, position: usize, state: u64) -> u64 {
+        let mut digest = state;
         for (p, pool) in self.pools.iter().enumerate() {
             let table = batch.table(segment, p);
             for at in first_seen(position, pool.window)..=position {
                 digest = mix(digest, pool.at(table, at).digest);
             }
-            let dirty = |at: &usize| pool.at(table, *at) != ZERO;
+            let dirty = |at: &usize| ![ZERO, DEAD].contains(&pool.at(table, *at));
             if (position + 1..(position + 1).next_multiple_of(PAGE)).any(|at| dirty(&at)) {
                 digest = mix(digest, GARBAGE.digest);
             }
@@ -365,14 +418,16 @@ impl ScriptedStage {
         batch: &Batch,
         segment: &Segment,
         position: usize,
+        state: u64,
         top: &mut Vec<(u32, f32)>,
     ) -> Answer {
-        let read = self.read(batch, segment, position);
+        let read = self.read(batch, segment, position, state);
         let token = match &ask.want {
             Want::Score { target } => *target,
             Want::Sample(sampling) => match &self.device.script {
                 Script::Random { end, mean } => {
-                    let (seen, bias) = (batch.seen(sampling), batch.bias(sampling));
+                    see(&mut self.seen, batch, segment, ask.row, sampling);
+                    let (seen, bias) = (&self.seen[..], batch.bias(sampling));
                     random_token(read, sampling, Context { seen, bias, vocab: self.vocab }, *end, *mean)
                 }
                 Script::Answers(answer) => {
@@ -432,17 +487,19 @@ impl Stage for ScriptedStage {
         work.batch.check(self.pools.len()).map_err(DeviceError::Batch)?;
         let more = if let Some(Trouble::Stall(time)) = trouble { time } else { Duration::ZERO };
         self.pass_time(work.batch.rows(), more);
+        self.commit_fails |= matches!(trouble, Some(Trouble::Commit));
         let InFlight { batch, answers, top, faults, .. } = work;
         if let Some(Trouble::Panic) = trouble {
             self.wreck(batch);
             return Err(DeviceError::Panic("as ordered".into()));
         }
         batch.before.iter().for_each(|&change| self.change(change));
+        self.verified.clear();
         let mut asks = batch.asks.iter().peekable();
         for segment in &batch.segments {
-            self.run(batch, segment, |stage, row, position| {
+            self.run(batch, segment, |stage, row, position, state| {
                 while let Some(ask) = asks.next_if(|a| a.row as usize == row) {
-                    answers.push(stage.answer(ask, batch, segment, position, top));
+                    answers.push(stage.answer(ask, batch, segment, position, state, top));
                 }
             });
         }
@@ -452,7 +509,25 @@ impl Stage for ScriptedStage {
         Ok(())
     }
 
-    fn commit(&mut self, _kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
+    fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
+        if std::mem::take(&mut self.commit_fails) {
+            kept.iter().for_each(|(slot, _)| self.slots[slot.0 as usize] = GARBAGE.digest);
+            return Err(DeviceError::Panic("as ordered".into()));
+        }
+        for &(slot, rows) in kept {
+            let mine = self.verified.iter().filter(|v| v.slot == slot);
+            if rows == 0 || mine.clone().count() < rows {
+                return Err(DeviceError::Batch(format!("slot {} has no {rows} rows to keep", slot.0)));
+            }
+            for (row, verified) in mine.enumerate() {
+                if row + 1 == rows && self.recurrent {
+                    self.slots[slot.0 as usize] = verified.state;
+                }
+                if row >= rows {
+                    self.pools.iter_mut().zip(verified.cells).for_each(|(p, cell)| p.cells[cell] = DEAD);
+                }
+            }
+        }
         Ok(())
     }
 

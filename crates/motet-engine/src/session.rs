@@ -45,6 +45,10 @@ pub(crate) struct Session {
     pub(crate) furthest: usize,
     /// Whether its next row is that of the token chosen last; if not, it reads its prompt (or reads again).
     pub(crate) decodes: bool,
+    /// Tokens that may follow, for the next step.
+    pub(crate) drafts: Vec<u32>,
+    /// Whether it takes drafts.
+    pub(crate) drafting: bool,
     pub(crate) table: Table,
     pub(crate) sender: Sender,
     pub(crate) sampler: Sampler,
@@ -75,8 +79,8 @@ pub(crate) struct Times {
 }
 
 impl Session {
-    /// The first choice of a request, which carries the others as forks.
-    pub(crate) fn new(number: u64, waiting: Waiting, context: usize) -> Self {
+    /// The first choice of a request, which carries the others as forks. It may get `drafts` drafts at a time.
+    pub(crate) fn new(number: u64, waiting: Waiting, context: usize, drafts: usize) -> Self {
         let Waiting { request, senders, answer, arrived } = waiting;
         let prompt = request.prompt.len();
         // The next turn shares the whole prompt, a fork all but its last token.
@@ -108,6 +112,8 @@ impl Session {
                 read: 0,
                 furthest: 0,
                 decodes: false,
+                drafts: Vec::with_capacity(drafts),
+                drafting: true,
                 table: Table::with_capacity(context),
                 sender,
                 cut: request.cut.as_ref().map(|make| make()),
@@ -141,6 +147,11 @@ impl Session {
         }
     }
 
+    /// Tokens that its answer may still have.
+    pub(crate) fn left(&self) -> usize {
+        self.task.answer - self.generated
+    }
+
     /// Where the next chunk must end at the latest, if state is saved at borders.
     pub(crate) fn next_border(&self) -> usize {
         let regular = (self.read / CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY;
@@ -168,7 +179,8 @@ impl Session {
         }
     }
 
-    /// The session's questions to its rows `read .. read + rows`, the first of which is row `at` of the batch.
+    /// The session's questions to its rows `read .. read + rows`, the first of which is row `at` of the batch. From the
+    /// last of its tokens on (behind it there may be drafts), each row chooses a token.
     pub(crate) fn ask(&self, rows: usize, at: usize, batch: &mut Batch) {
         let task = &*self.task;
         let end = self.read + rows;
@@ -184,15 +196,16 @@ impl Session {
                 digest: task.digests,
             });
         }
-        if end == self.tokens.len() && task.answer > 0 {
+        if end >= self.tokens.len() && task.answer > 0 {
             let sampling = self.sampler.parameters(batch);
-            batch.asks.push(Ask {
-                row: (at + rows - 1) as u32,
-                want: Want::Sample(sampling),
+            let last = at + self.tokens.len() - 1 - self.read;
+            batch.asks.extend((last..at + rows).map(|row| Ask {
+                row: row as u32,
+                want: Want::Sample(sampling.clone()),
                 top: task.logprobs.unwrap_or(0),
                 logprob: task.logprobs.is_some(),
                 digest: task.digests,
-            });
+            }));
         }
     }
 

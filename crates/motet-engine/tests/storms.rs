@@ -1,5 +1,5 @@
 //! Storms: thousands of seeded interleavings of requests that arrive, leave, overflow queue and pool, step back,
-//! share prefixes, fork and fail. Every stream says what its conversation alone would have said, and afterwards
+//! share prefixes, fork and fail, with drafts and without. Every stream says what its conversation alone would have said, and afterwards
 //! nothing is held.
 
 #![allow(clippy::unwrap_used)] // a test may panic
@@ -9,14 +9,17 @@ mod common;
 use common::*;
 use motet_engine::scripted::Sketch;
 use motet_engine::{
-    Cut, Machine, MetricsSnapshot, Options, Plan, Request, SamplingOptions, Stream, SubmitError, Turn,
+    Cut, Drafts, Machine, MetricsSnapshot, Options, Plan, Request, SamplingOptions, Stream, SubmitError, Turn,
 };
 
-struct EveryThirtySeventh;
+/// Ends an answer when the sum of its tokens is divisible by 37.
+#[derive(Default)]
+struct ThirtySeven(u32);
 
-impl Cut for EveryThirtySeventh {
+impl Cut for ThirtySeven {
     fn push(&mut self, token: u32) -> bool {
-        token.is_multiple_of(37)
+        self.0 += token;
+        self.0.is_multiple_of(37)
     }
 }
 
@@ -36,7 +39,7 @@ enum Weather {
     Failing,
 }
 
-fn storm_options(rng: &mut Rng, sketch: Sketch) -> Options {
+fn storm_options(rng: &mut Rng, sketch: Sketch, drafts: Drafts) -> Options {
     let sessions = rng.range(1, 9);
     let mut options = Options {
         queue: rng.range(3, 12),
@@ -45,6 +48,7 @@ fn storm_options(rng: &mut Rng, sketch: Sketch) -> Options {
         checkpoint_memory: rng.chance(2).then(|| rng.range(0, 12) as u64 * 8),
         poison: rng.chance(2),
         headroom: rng.range(0, 60),
+        drafts,
         ..options(sessions, rng.range(130, 700))
     };
     // Often a pool of little more than one context for all sessions.
@@ -56,23 +60,23 @@ fn storm_options(rng: &mut Rng, sketch: Sketch) -> Options {
     options
 }
 
-fn random_request(rng: &mut Rng, context: usize, clients: &[Client]) -> Request {
+fn random_request(rng: &mut Rng, vocab: usize, context: usize, clients: &[Client]) -> Request {
     let mut prompt = match clients.is_empty() || rng.chance(2) {
         // One of three texts that conversations begin with.
-        true => Rng(rng.next() % 3).tokens(context),
+        true => Rng(rng.next() % 3).tokens_of(vocab, context),
         // The next turn of an earlier one.
         false => {
             let earlier = &clients[rng.range(0, clients.len())];
             let answer = earlier.expected[0].tokens.iter();
             let mut prompt: Vec<u32> = earlier.request.prompt.iter().chain(answer).copied().collect();
-            prompt.extend(rng.tokens(10));
+            prompt.extend(rng.tokens_of(vocab, 10));
             prompt
         }
     };
     prompt.truncate(rng.range(1, context));
     if rng.chance(2) {
         let own = rng.range(0, 40).min(context - 1 - prompt.len());
-        prompt.extend(rng.tokens(own));
+        prompt.extend(rng.tokens_of(vocab, own));
     }
     let mut sampling = SamplingOptions { seed: Some(rng.next()), ..SamplingOptions::default() };
     if rng.chance(4) {
@@ -82,7 +86,7 @@ fn random_request(rng: &mut Rng, context: usize, clients: &[Client]) -> Request 
         sampling.repetition_penalty = 1.1;
     }
     if rng.chance(6) {
-        sampling.logit_bias = vec![(3, 1.5), (rng.range(0, 1000) as u32, -2.0)];
+        sampling.logit_bias = vec![(2, 1.5), (rng.range(0, vocab) as u32, -2.0)];
     }
     let mut marks: Vec<usize> = (0..rng.range(0, 3)).map(|_| rng.range(0, prompt.len())).collect();
     marks.sort_unstable();
@@ -97,7 +101,7 @@ fn random_request(rng: &mut Rng, context: usize, clients: &[Client]) -> Request 
         choices: if rng.chance(6) { rng.range(2, 4) as u32 } else { 1 },
         max_tokens,
         end_tokens: vec![END],
-        cut: rng.chance(4).then(|| Box::new(|| Box::new(EveryThirtySeventh) as Box<dyn Cut>) as _),
+        cut: rng.chance(4).then(|| Box::new(|| Box::new(ThirtySeven::default()) as Box<dyn Cut>) as _),
         logprobs: rng.chance(4).then(|| rng.range(0, 4) as u8),
         prompt_logprobs: rng.chance(8).then_some(1),
         ..Request::new(prompt)
@@ -110,17 +114,22 @@ fn assert_begins(said: &Answer, expected: &Answer, what: &str) {
     assert!(expected.scores.starts_with(&said.scores), "{what}");
 }
 
-fn storm(sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
+fn storm(mut sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
     let rng = &mut Rng(seed);
+    let drafts = if rng.chance(2) { Drafts::Exactly(rng.range(1, 17)) } else { Drafts::Off };
+    if drafts != Drafts::Off {
+        // Few tokens: what is looked up is often right.
+        sketch.vocab = rng.range(3, 6);
+    }
     let what = format!("{sketch:?}, storm {seed}");
-    let options = storm_options(rng, sketch);
+    let options = storm_options(rng, sketch, drafts);
     let context = options.context.unwrap();
     let mut rig = Rig::new(sketch, random(rng.range(20, 300) as u32), &options);
     let mut clients: Vec<Client> = Vec::new();
     for _ in 0..rng.range(10, 40) {
         match rng.range(0, 10) {
             0..5 => {
-                let request = random_request(rng, context, &clients);
+                let request = random_request(rng, sketch.vocab, context, &clients);
                 let expected = rig.expected(&request);
                 // The engine takes the request; the client keeps its prompt.
                 let kept = Request::new(request.prompt.clone());
@@ -137,9 +146,10 @@ fn storm(sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
                 let leaves = rng.range(0, clients.len());
                 clients[leaves].stream = None;
             }
-            6 if weather == Weather::Failing && rng.chance(2) => match rng.chance(2) {
-                true => rig.control.panic_next(),
-                false => rig.control.fault_next(rng.range(0, 3) as u32),
+            6 if weather == Weather::Failing && rng.chance(2) => match rng.range(0, 3) {
+                0 => rig.control.panic_next(),
+                1 => rig.control.fault_next(rng.range(0, 3) as u32),
+                _ => rig.control.fail_commit_next(),
             },
             _ => {
                 for _ in 0..rng.range(1, 150) {
@@ -196,6 +206,8 @@ fn storms(sketch: Sketch) {
         ("requests that failed", sum(|m| m.finished_error)),
         ("steps that failed", sum(|m| m.failed_steps)),
         ("requests turned away", sum(|m| m.rejected_queue_full)),
+        ("drafts that were chosen", sum(|m| m.num_accepted_tokens)),
+        ("drafts that were not", sum(|m| m.num_draft_tokens - m.num_accepted_tokens)),
         ("tokens found in the cache", sum(|m| m.prompt_tokens_cached)),
         // Without a layer that sees all positions, every session has its window for good.
         ("sessions that stepped back", if sketch.full { sum(|m| m.num_preemptions) } else { u64::MAX }),

@@ -48,7 +48,12 @@ impl Rng {
     }
 
     pub fn tokens(&mut self, count: usize) -> Vec<u32> {
-        (0..count).map(|_| self.range(1, 1000) as u32).collect()
+        self.tokens_of(1000, count)
+    }
+
+    /// Of a vocabulary, but no end token.
+    pub fn tokens_of(&mut self, vocab: usize, count: usize) -> Vec<u32> {
+        (0..count).map(|_| self.range(1, vocab) as u32).collect()
     }
 }
 
@@ -86,6 +91,11 @@ impl Rig {
     /// Turns the wheel until there is nothing to do.
     pub fn run(&mut self) {
         while self.driver.turn() == Turn::Ran {}
+    }
+
+    /// Turns it so many times.
+    pub fn turns(&mut self, count: u64) {
+        (0..count).for_each(|_| assert_eq!(self.driver.turn(), Turn::Ran));
     }
 
     /// What each choice of this request must answer.

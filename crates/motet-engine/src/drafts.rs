@@ -1,0 +1,115 @@
+//! Drafts: tokens that a session may choose next, proposed so that one step can check several of them.
+//!
+//! A draft is never more than a proposal. The network runs it as a row like any other, and it counts only if it is the
+//! token that was chosen anyway; so what proposes may be as simple or as wrong as it likes, and nothing here can
+//! change an answer.
+
+use motet_model::{DeviceError, InFlight, Slot, Stage};
+
+/// The most tokens drafted for a session and a step.
+pub const MAX_DRAFTS: usize = 16;
+
+/// How many tokens are drafted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Drafts {
+    /// None.
+    #[default]
+    Off,
+    /// So many, 1 to [`MAX_DRAFTS`], wherever there is room and the answer is long enough.
+    Exactly(usize),
+}
+
+impl Drafts {
+    /// The most for a session and a step.
+    pub(crate) fn most(self) -> usize {
+        match self {
+            Drafts::Off => 0,
+            Drafts::Exactly(count) => count,
+        }
+    }
+}
+
+/// Proposes tokens.
+pub(crate) trait Drafter: Send {
+    /// `work.batch` is laid out for [`Stage::draft`]: a row for each session that wants drafts, and how many at most.
+    /// Leaves them in [`InFlight::drafted`], and in [`Batch::drafts`](motet_model::Batch) how many there are.
+    /// `tokens` are a session's own, the row's included.
+    ///
+    /// # Errors
+    /// Those of [`Stage::draft`]: nothing was drafted.
+    fn draft<'t>(
+        &mut self,
+        work: &mut InFlight,
+        stage: &mut dyn Stage,
+        tokens: &dyn Fn(Slot) -> &'t [u32],
+    ) -> Result<(), DeviceError>;
+}
+
+/// Looks up what the session's last tokens were followed by before.
+pub(crate) struct LookUp;
+
+impl Drafter for LookUp {
+    fn draft<'t>(
+        &mut self,
+        work: &mut InFlight,
+        _stage: &mut dyn Stage,
+        tokens: &dyn Fn(Slot) -> &'t [u32],
+    ) -> Result<(), DeviceError> {
+        for (segment, drafts) in work.batch.segments.iter().zip(&mut work.batch.drafts) {
+            let before = work.drafted.len();
+            continuation(tokens(segment.slot), *drafts as usize, &mut work.drafted);
+            *drafts = (work.drafted.len() - before) as u32;
+        }
+        Ok(())
+    }
+}
+
+/// The longest run of last tokens that is looked up.
+const LONGEST: usize = 3;
+
+/// Appends `most` tokens: those behind the latest earlier place where the last three tokens stand, or else the last
+/// two, or the last one. Where the text ends before, it goes on with what was appended: a text that repeats itself is
+/// expected to do so again. Nothing if even the last token is new.
+fn continuation(tokens: &[u32], most: usize, out: &mut Vec<u32>) {
+    let len = tokens.len();
+    let found = (1..=LONGEST.min(len.saturating_sub(1))).rev().find_map(|n| {
+        let mut earlier = tokens[..len - 1].windows(n);
+        earlier.rposition(|run| run == &tokens[len - n..]).map(|at| at + n)
+    });
+    let appended = out.len();
+    for at in found.into_iter().flat_map(|from| from..from + most) {
+        out.push(if at < len { tokens[at] } else { out[appended + at - len] });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drafts(tokens: &[u32], most: usize) -> Vec<u32> {
+        let mut out = vec![99];
+        continuation(tokens, most, &mut out);
+        assert_eq!(out.remove(0), 99);
+        out
+    }
+
+    #[test]
+    fn the_longest_run_counts_and_of_its_places_the_latest() {
+        assert_eq!(drafts(&[1, 2, 3, 4, 5, 9, 3, 7, 1, 2, 3], 2), [4, 5]);
+        assert_eq!(drafts(&[2, 3, 4, 2, 3, 5, 8, 2, 3], 1), [5]);
+        assert_eq!(drafts(&[6, 1, 6, 2, 7, 6], 3), [2, 7, 6]);
+    }
+
+    #[test]
+    fn a_text_that_repeats_itself_goes_on() {
+        assert_eq!(drafts(&[8, 1, 2, 1, 2], 5), [1, 2, 1, 2, 1]);
+        assert_eq!(drafts(&[7, 7], 3), [7, 7, 7]);
+    }
+
+    #[test]
+    fn nothing_follows_a_new_token() {
+        assert_eq!(drafts(&[1, 2, 3], 4), []);
+        assert_eq!(drafts(&[1], 4), []);
+        assert_eq!(drafts(&[1, 1], 0), []);
+    }
+}

@@ -1,0 +1,169 @@
+//! Drafts change how many steps an answer takes, and nothing else.
+
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod common;
+
+use common::*;
+use motet_engine::scripted::{Script, Sketch};
+use motet_engine::{Cut, Drafts, FinishReason, Options, Request, Stream};
+use std::sync::Arc;
+
+/// Says 1 2 3 4 5 1 2 …, whatever was said before, and the end token at position `end`.
+fn round(end: usize) -> Script {
+    Script::Answers(Arc::new(move |history, _| {
+        let position = history.len();
+        if position == end { END } else { (position % 5 + 1) as u32 }
+    }))
+}
+
+fn rig(sketch: Sketch, script: Script, drafts: Drafts) -> Rig {
+    Rig::new(sketch, script, &Options { drafts, ..options(4, 1024) })
+}
+
+/// A prompt of two rounds, so that every draft is right.
+fn rounds(max_tokens: Option<usize>) -> Request {
+    let prompt = (0..10).map(|at| at % 5 + 1).collect();
+    Request { max_tokens, ..request(prompt, 1) }
+}
+
+#[test]
+fn four_right_drafts_make_five_tokens_a_step() {
+    let mut rig = rig(SKETCHES[0], round(usize::MAX), Drafts::Exactly(4));
+    let expected = rig.expected(&rounds(Some(101)));
+    assert_same(&rig.answers(rounds(Some(101)))[0], &expected[0], "");
+    // The prompt's step chooses the first token, 20 steps five each.
+    assert_eq!(rig.control.steps(), 21);
+    let metrics = rig.engine.metrics();
+    assert_eq!((metrics.num_drafts, metrics.num_draft_tokens, metrics.num_accepted_tokens), (20, 80, 80));
+    assert_eq!(metrics.accepted_per_position[..5], [20, 20, 20, 20, 0]);
+    assert_eq!(metrics.generation_tokens, 101);
+}
+
+#[test]
+fn where_state_is_saved_a_step_ends_at_the_page() {
+    let recurrent = sketch(true, None, true);
+    let mut rig = rig(recurrent, round(usize::MAX), Drafts::Exactly(4));
+    rig.answers(rounds(Some(101)));
+    // Behind the prompt, rows 10..110, five at a time from 10 and again from 64.
+    assert_eq!(rig.control.steps(), 1 + 11 + 10);
+    // The next turn takes over behind the first page.
+    let mut next = rounds(Some(1));
+    next.prompt = (0..100).map(|at| at % 5 + 1).collect();
+    assert_eq!(rig.answers(next)[0].cached, Some(64));
+}
+
+#[test]
+fn an_answer_that_ends_within_its_drafts_leaves_nothing_behind_its_end() {
+    struct AtThree(usize);
+    impl Cut for AtThree {
+        fn push(&mut self, _token: u32) -> bool {
+            self.0 += 1;
+            self.0 == 58
+        }
+    }
+    let cut = || -> Option<motet_engine::CutMaker> { Some(Box::new(|| Box::new(AtThree(0)))) };
+    for sketch in [SKETCHES[0], SKETCHES[1], SKETCHES[2], SKETCHES[3]] {
+        // 10 tokens of the prompt and 58 of the answer, whatever ends it.
+        let by_token = (round(68), rounds(None), FinishReason::EndToken(END));
+        let by_cut = (round(usize::MAX), Request { cut: cut(), ..rounds(None) }, FinishReason::Cut);
+        let by_length = (round(usize::MAX), rounds(Some(58)), FinishReason::Length);
+        for (script, request, reason) in [by_token, by_cut, by_length] {
+            let mut rig = rig(sketch, script, Drafts::Exactly(16));
+            let expected = rig.expected(&request).remove(0);
+            let said = rig.answers(request).remove(0);
+            assert_same(&said, &expected, &format!("{sketch:?}, {reason:?}"));
+            assert_eq!((said.tokens.len(), said.reason), (58, Some(reason)));
+            assert!(rig.driver.at_rest());
+            assert!(rig.control.steps() < 12, "{} steps", rig.control.steps());
+            // What comes next shares what was said, and nothing that was only drafted.
+            let mut next = rounds(Some(5));
+            next.prompt = (0..68).map(|at| at % 5 + 1).chain([7; 40]).collect();
+            let expected = rig.expected(&next).remove(0);
+            let said = rig.answers(next).remove(0);
+            assert_same(&said, &expected, &format!("after {sketch:?}, {reason:?}"));
+            assert_eq!(said.cached, Some(64));
+        }
+    }
+}
+
+#[test]
+fn every_row_is_that_of_the_run_without_drafts() {
+    for sketch in SKETCHES {
+        let sketch = Sketch { vocab: 4, ..sketch };
+        let run = |drafts| {
+            let mut rig = rig(sketch, random(1_000_000), drafts);
+            let mut ask = Request { max_tokens: Some(300), digests: true, ..request(vec![1, 2, 3], 1) };
+            ask.sampling.repetition_penalty = 1.2;
+            (rig.answers(ask).remove(0), rig.engine.metrics().num_accepted_tokens)
+        };
+        let (without, none) = run(Drafts::Off);
+        let (with, accepted) = run(Drafts::Exactly(5));
+        assert_eq!(without, with);
+        assert_eq!(with.rows.iter().map(|r| r.0).collect::<Vec<_>>(), (0..302).collect::<Vec<_>>());
+        assert!(none == 0 && accepted > 50, "{accepted} accepted");
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_behind_a_draft_is_run_again_without_drafts() {
+    let mut rig = rig(SKETCHES[2], round(usize::MAX), Drafts::Exactly(4));
+    let expected = rig.expected(&rounds(Some(200)));
+    let mut stream = rig.engine.submit(rounds(Some(200))).unwrap();
+    rig.turns(5);
+    rig.control.fault_next(0);
+    rig.run();
+    assert_same(&answers(&mut stream)[0], &expected[0], "");
+    assert_eq!(rig.engine.metrics().num_drafts, 4);
+}
+
+#[test]
+fn a_session_whose_state_is_lost_when_rows_are_kept_is_read_again() {
+    for sketch in [SKETCHES[2], SKETCHES[3]] {
+        // The 11 steps up to the page's end; the state there is not saved, for it is lost.
+        for turns in [5, 11] {
+            let mut rig = rig(sketch, round(usize::MAX), Drafts::Exactly(4));
+            let expected = rig.expected(&rounds(Some(200)));
+            let mut stream = rig.engine.submit(rounds(Some(200))).unwrap();
+            rig.turns(turns);
+            rig.control.fail_commit_next();
+            rig.run();
+            assert_same(&answers(&mut stream)[0], &expected[0], "");
+            let metrics = rig.engine.metrics();
+            assert_eq!((metrics.num_drafts, metrics.failed_steps), (turns, 1));
+        }
+    }
+}
+
+#[test]
+fn nobody_steps_back_for_drafts() {
+    let pages_of = |drafts| {
+        let mut options = Options { drafts, ..options(8, 1024) };
+        options.memory = Some(Rig::new(SKETCHES[0], random(9), &options).engine.plan().smallest_memory);
+        let mut rig = Rig::new(SKETCHES[0], round(usize::MAX), &options);
+        assert_eq!(rig.engine.plan().pages, [16]);
+        // Prompt and answer take 4 pages each: four fit.
+        let _streams: Vec<Stream> = (0..8).map(|_| rig.engine.submit(rounds(Some(246))).unwrap()).collect();
+        rig.run();
+        assert_eq!(rig.engine.metrics().finished_length, 8);
+        (rig.engine.metrics().num_preemptions, rig.control.steps())
+    };
+    let (off, slow) = pages_of(Drafts::Off);
+    let (on, fast) = pages_of(Drafts::Exactly(7));
+    assert_eq!((off, on), (0, 0));
+    assert!(fast * 7 < slow, "{fast} steps, {slow} without drafts");
+}
+
+#[test]
+fn a_prompt_is_read_beside_drafts() {
+    let mut options = Options { drafts: Drafts::Exactly(16), ..options(2, 1024) };
+    options.rows = 8;
+    let mut rig = Rig::new(SKETCHES[0], round(usize::MAX), &options);
+    let mut first = rig.engine.submit(rounds(Some(600))).unwrap();
+    rig.turns(5);
+    let mut second = rig.engine.submit(Request { max_tokens: Some(1), ..request(vec![9; 60], 1) }).unwrap();
+    // One row a step at least is left for it.
+    rig.turns(61);
+    assert_eq!(answers(&mut second)[0].reason, Some(FinishReason::Length));
+    assert_eq!(answers(&mut first)[0].reason, None);
+}
