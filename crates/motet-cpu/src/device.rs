@@ -70,6 +70,7 @@ impl Device for CpuDevice {
             workspace_parts: sizes.parts(limits.batch.rows),
             page: sizes.pages.iter().map(|p| p.stride as u64).collect(),
             recurrent: 4 * sizes.recurrent_floats as u64,
+            rollback: sizes.rollback.bytes() as u64,
             ..Footprint::default()
         })
     }

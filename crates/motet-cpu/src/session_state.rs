@@ -147,19 +147,25 @@ impl SessionState {
     /// One recurrent state of all sessions, to be taken apart by session and by columns.
     pub(crate) fn recurrent(&mut self, state: StateId) -> RecurrentState<'_> {
         let at = self.recurrent_at[state.0];
+        RecurrentState { at, ..self.recurrent_all().0 }
+    }
+
+    /// All recurrent states of all sessions, and where in a slot each state starts.
+    pub(crate) fn recurrent_all(&mut self) -> (RecurrentState<'_>, &[usize]) {
         let floats: &mut [f32] = cast_slice_mut(self.slots.bytes_mut());
         let slots = floats.len() / self.recurrent_floats.max(1);
-        RecurrentState {
+        let all = RecurrentState {
             first: floats.as_mut_ptr(),
-            at,
+            at: 0,
             slot_floats: self.recurrent_floats,
             slots,
             borrow: std::marker::PhantomData,
-        }
+        };
+        (all, &self.recurrent_at)
     }
 }
 
-/// Exclusive access to one layer's recurrent state in all slots.
+/// Exclusive access to recurrent states in all slots: one layer's, or all.
 #[derive(Debug)]
 pub(crate) struct RecurrentState<'a> {
     first: *mut f32,
@@ -173,7 +179,7 @@ pub(crate) struct RecurrentState<'a> {
 unsafe impl Sync for RecurrentState<'_> {}
 
 impl RecurrentState<'_> {
-    /// `[rows, width]` floats of a slot's state, `stride` apart, from float `from` of this layer's state on.
+    /// `[rows, width]` floats of a slot's state, `stride` apart, from its float `from` on.
     ///
     /// # Safety
     /// No other part that is alive has a float in common with this one.

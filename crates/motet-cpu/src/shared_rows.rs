@@ -90,6 +90,18 @@ impl<'a> RowsMut<'a> {
         })
     }
 
+    /// Two different rows.
+    ///
+    /// # Panics
+    /// If they are the same, or there are not so many.
+    pub(crate) fn pair_mut(&mut self, a: usize, b: usize) -> [&mut [f32]; 2] {
+        assert!(a != b && a < self.rows && b < self.rows, "rows {a} and {b} of {}", self.rows);
+        [a, b].map(|row| {
+            // SAFETY: as in `row_mut`; the rows are different ones, and a row is never longer than the stride.
+            unsafe { std::slice::from_raw_parts_mut(self.first.add(row * self.stride), self.width) }
+        })
+    }
+
     /// The same rectangle for a shorter time.
     pub fn reborrow(&mut self) -> RowsMut<'_> {
         RowsMut { borrow: PhantomData, ..*self }

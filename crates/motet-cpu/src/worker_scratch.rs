@@ -49,6 +49,17 @@ impl<'a> WorkerScratch<'a> {
         Self { flags, parts: parts.as_mut_ptr(), part_len, borrow: PhantomData }
     }
 
+    /// As [`WorkerScratch::new`], with parts as long as the floats allow: none at all for no floats.
+    ///
+    /// # Panics
+    /// If there are some floats, but not enough for the flags.
+    #[must_use]
+    pub fn whole(floats: &'a mut [f32], workers: usize) -> Self {
+        let workers = if floats.is_empty() { 0 } else { workers };
+        let part_len = (floats.len() / workers.max(1)).saturating_sub(FLAG_STRIDE);
+        Self::new(floats, workers, part_len)
+    }
+
     /// The part of `worker`, until the loan is dropped. It holds whatever the last borrower left.
     ///
     /// # Panics

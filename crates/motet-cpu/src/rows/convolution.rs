@@ -44,6 +44,27 @@ pub fn convolve_silu(
     convolution(isa, out, x, weights, state, Silu);
 }
 
+/// Advances a session's state past some rows without convolving them, as [`convolve`] does.
+///
+/// `state` `[K − 1, channels]`, `x` `[rows, channels]`. Panics if they hold different channels.
+pub fn advance(state: &mut RowsMut<'_>, x: Rows<'_>) {
+    let (kept, rows) = (state.rows(), x.count());
+    assert_eq!(state.width(), x.width(), "channels of the state and of the rows");
+    if rows == 0 {
+        return;
+    }
+    for j in 0..kept {
+        // Input j is the one that came `rows` later; those of the state are read before they are overwritten.
+        match (j + rows).checked_sub(kept) {
+            Some(row) => state.row_mut(j).copy_from_slice(x.row(row)),
+            None => {
+                let [to, from] = state.pair_mut(j, j + rows);
+                to.copy_from_slice(from);
+            }
+        }
+    }
+}
+
 /// What is done to a sum before it is stored.
 trait Finish: Copy {
     fn finish<L: Lanes>(self, l: L, sum: L::F) -> L::F;
@@ -211,6 +232,14 @@ mod tests {
             let one = run(isa, &x[row * channels..][..channels], &w, &moving, (1, channels, taps), true);
             out.extend(&one[..channels]);
             moving = one[channels..].to_vec();
+        }
+        let state_and_inputs = [state.clone(), x.clone()].concat();
+        for advanced in 0..=rows {
+            let mut moved = state.clone();
+            let mut state = RowsMut::new(&mut moved, 3, channels, channels);
+            advance(&mut state, Rows::new(&x, advanced, channels, channels));
+            let past: Vec<f32> = state_and_inputs[advanced * channels..][..3 * channels].to_vec();
+            assert_eq!(bits(&moved), bits(&past), "past {advanced} rows");
         }
         out.extend(moving);
         assert_eq!(bits(&out), bits(&whole));

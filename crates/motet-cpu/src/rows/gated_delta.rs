@@ -39,11 +39,9 @@ fn decay_and_step_on_lanes<L: Lanes>(l: L, alpha: &mut [f32], beta: &mut [f32], 
     }
 }
 
-/// One value head's inputs for the rows of one session.
+/// What moves one value head's state: its inputs for the rows of one session.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaInputs<'a> {
-    /// Queries, normalised and scaled, `[rows, dk]`.
-    pub q: Rows<'a>,
     /// Keys, normalised, `[rows, dk]`. Value head j uses query and key head j mod nk.
     pub k: Rows<'a>,
     /// Values, `[rows, dv]`.
@@ -54,53 +52,81 @@ pub struct DeltaInputs<'a> {
     pub beta: Rows<'a>,
 }
 
-dispatch! {
-    /// The rows of one session, in order, through one value head's recurrence.
-    ///
-    /// `state` `[dk, dv]` is advanced past the last row; `out` `[rows, dv]` receives o. A thread may also take some
-    /// columns only: of `state`, `v` and `out` alike. Panics if the shapes don't fit.
-    pub fn gated_delta(out: &mut RowsMut<'_>, inputs: DeltaInputs<'_>, state: &mut RowsMut<'_>) = gated_delta_on_lanes;
-}
-
-#[inline(always)]
-fn gated_delta_on_lanes<L: Lanes>(
-    l: L,
+/// The rows of one session, in order, through one value head's recurrence.
+///
+/// `state` `[dk, dv]` is advanced past the last row; `out` `[rows, dv]` receives what the queries `q` `[rows, dk]`
+/// (normalised and scaled) read: o. A thread may also take some columns only: of `state`, `v` and `out` alike.
+/// Panics if the shapes don't fit.
+pub fn gated_delta(
+    isa: crate::isa::Isa,
     out: &mut RowsMut<'_>,
+    q: Rows<'_>,
     inputs: DeltaInputs<'_>,
     state: &mut RowsMut<'_>,
 ) {
-    let DeltaInputs { q, k, v, alpha, beta } = inputs;
-    let (rows, dk, dv) = (out.rows(), state.rows(), state.width());
+    let (rows, dk, dv) = (inputs.k.count(), state.rows(), state.width());
     assert!(
-        [q, k, v, alpha, beta].iter().all(|x| x.count() == rows),
-        "inputs of {}, {}, {}, {} and {} rows for {rows}",
+        (q.count(), q.width()) == (rows, dk) && (out.rows(), out.width()) == (rows, dv),
+        "q [{}, {}], out [{}, {}] for {rows} rows and a state [{dk}, {dv}]",
         q.count(),
-        k.count(),
+        q.width(),
+        out.rows(),
+        out.width()
+    );
+    recurrence(isa, inputs, state, Some(Read { q, out: out.reborrow() }));
+}
+
+/// Advances one value head's state past some rows without reading it: the bits of [`gated_delta`]'s.
+pub fn advance(isa: crate::isa::Isa, inputs: DeltaInputs<'_>, state: &mut RowsMut<'_>) {
+    recurrence(isa, inputs, state, None);
+}
+
+/// What is read from the state, row by row.
+struct Read<'a> {
+    q: Rows<'a>,
+    out: RowsMut<'a>,
+}
+
+dispatch! {
+    fn recurrence(inputs: DeltaInputs<'_>, state: &mut RowsMut<'_>, read: Option<Read<'_>>) = recurrence_on_lanes;
+}
+
+#[inline(always)]
+fn recurrence_on_lanes<L: Lanes>(
+    l: L,
+    inputs: DeltaInputs<'_>,
+    state: &mut RowsMut<'_>,
+    mut read: Option<Read<'_>>,
+) {
+    let DeltaInputs { k, v, alpha, beta } = inputs;
+    let (rows, dk, dv) = (k.count(), state.rows(), state.width());
+    assert!(
+        [v, alpha, beta].iter().all(|x| x.count() == rows),
+        "inputs of {}, {} and {} rows for {rows}",
         v.count(),
         alpha.count(),
         beta.count()
     );
     assert!(
-        q.width() == dk && k.width() == dk && v.width() == dv && out.width() == dv,
-        "q of {}, k of {}, v of {}, out of {} for a state [{dk}, {dv}]",
-        q.width(),
+        k.width() == dk && v.width() == dv,
+        "k of {}, v of {} for a state [{dk}, {dv}]",
         k.width(),
-        v.width(),
-        out.width()
+        v.width()
     );
     assert!(alpha.width() == 1 && beta.width() == 1, "one decay and one step size for a row");
+    let read = &mut read;
     // Four groups of lanes at a time: enough sums in flight, and their part of the state stays in the first cache.
     let mut first = 0;
     while first + 4 * LANES <= dv {
-        columns::<L, 4>(l, out, inputs, state, first);
+        columns::<L, 4>(l, inputs, state, read, first);
         first += 4 * LANES;
     }
     while first + LANES <= dv {
-        columns::<L, 1>(l, out, inputs, state, first);
+        columns::<L, 1>(l, inputs, state, read, first);
         first += LANES;
     }
     if first < dv {
-        last_columns(l, out, inputs, state, first);
+        last_columns(l, inputs, state, read, first);
     }
 }
 
@@ -108,14 +134,14 @@ fn gated_delta_on_lanes<L: Lanes>(
 #[inline(always)]
 fn columns<L: Lanes, const G: usize>(
     l: L,
-    out: &mut RowsMut<'_>,
     inputs: DeltaInputs<'_>,
     state: &mut RowsMut<'_>,
+    read: &mut Option<Read<'_>>,
     first: usize,
 ) {
     let zero = l.splat(0.0);
-    for row in 0..out.rows() {
-        let (q, k) = (inputs.q.row(row), inputs.k.row(row));
+    for row in 0..inputs.k.count() {
+        let k = inputs.k.row(row);
         let alpha = l.splat(inputs.alpha.row(row)[0]);
         let beta = l.splat(inputs.beta.row(row)[0]);
         let mut sums = [zero; G];
@@ -131,14 +157,18 @@ fn columns<L: Lanes, const G: usize>(
             sums[g] = l.mul(beta, l.sub(l.load(&v[g]), sums[g]));
         }
         let d = sums;
+        let Some(Read { q, out }) = read else {
+            for (i, &k) in k.iter().enumerate() {
+                move_row(l, groups::<G>(&mut state.row_mut(i)[first..]), alpha, k, &d);
+            }
+            continue;
+        };
         let mut o = [zero; G];
-        for (i, (&q, &k)) in q.iter().zip(k).enumerate() {
-            let (q, k) = (l.splat(q), l.splat(k));
-            let s = groups::<G>(&mut state.row_mut(i)[first..]);
+        for (i, (&q, &k)) in q.row(row).iter().zip(k).enumerate() {
+            let new = move_row(l, groups::<G>(&mut state.row_mut(i)[first..]), alpha, k, &d);
+            let q = l.splat(q);
             for g in 0..G {
-                let new = l.fma(k, d[g], l.mul(alpha, l.load(&s[g])));
-                l.store(new, &mut s[g]);
-                o[g] = l.fma(new, q, o[g]);
+                o[g] = l.fma(new[g], q, o[g]);
             }
         }
         let out = groups::<G>(&mut out.row_mut(row)[first..]);
@@ -146,6 +176,24 @@ fn columns<L: Lanes, const G: usize>(
             l.store(o[g], &mut out[g]);
         }
     }
+}
+
+/// Steps 1 and 4 for one row of the state; what it is then.
+#[inline(always)]
+fn move_row<L: Lanes, const G: usize>(
+    l: L,
+    s: &mut [[f32; LANES]; G],
+    alpha: L::F,
+    k: f32,
+    d: &[L::F; G],
+) -> [L::F; G] {
+    let k = l.splat(k);
+    let mut new = *d;
+    for g in 0..G {
+        new[g] = l.fma(k, d[g], l.mul(alpha, l.load(&s[g])));
+        l.store(new[g], &mut s[g]);
+    }
+    new
 }
 
 #[inline(always)]
@@ -159,13 +207,13 @@ fn groups<const G: usize>(x: &mut [f32]) -> &mut [[f32; LANES]; G] {
 #[inline(always)]
 fn last_columns<L: Lanes>(
     l: L,
-    out: &mut RowsMut<'_>,
     inputs: DeltaInputs<'_>,
     state: &mut RowsMut<'_>,
+    read: &mut Option<Read<'_>>,
     first: usize,
 ) {
-    for row in 0..out.rows() {
-        let (q, k) = (inputs.q.row(row), inputs.k.row(row));
+    for row in 0..inputs.k.count() {
+        let k = inputs.k.row(row);
         let alpha = l.splat(inputs.alpha.row(row)[0]);
         let beta = l.splat(inputs.beta.row(row)[0]);
         let mut p = l.splat(0.0);
@@ -175,13 +223,17 @@ fn last_columns<L: Lanes>(
         }
         let d = l.mul(beta, l.sub(l.load_tail(&inputs.v.row(row)[first..], 0.0), p));
         let mut o = l.splat(0.0);
-        for (i, (&q, &k)) in q.iter().zip(k).enumerate() {
+        for (i, &k) in k.iter().enumerate() {
             let s = &mut state.row_mut(i)[first..];
             let new = l.fma(l.splat(k), d, l.mul(alpha, l.load_tail(s, 0.0)));
             l.store_tail(new, s);
-            o = l.fma(new, l.splat(q), o);
+            if let Some(read) = read {
+                o = l.fma(new, l.splat(read.q.row(row)[i]), o);
+            }
         }
-        l.store_tail(o, &mut out.row_mut(row)[first..]);
+        if let Some(read) = read {
+            l.store_tail(o, &mut read.out.row_mut(row)[first..]);
+        }
     }
 }
 
@@ -223,12 +275,15 @@ mod tests {
         fn inputs(&self, rows: std::ops::Range<usize>) -> DeltaInputs<'_> {
             let n = rows.len();
             DeltaInputs {
-                q: Rows::new(&self.q[rows.start * self.dk..], n, self.dk, self.dk),
                 k: Rows::new(&self.k[rows.start * self.dk..], n, self.dk, self.dk),
                 v: Rows::new(&self.v[rows.start * self.dv..], n, self.dv, self.dv),
                 alpha: Rows::new(&self.alpha[rows.start..], n, 1, 1),
                 beta: Rows::new(&self.beta[rows.start..], n, 1, 1),
             }
+        }
+
+        fn queries(&self, rows: std::ops::Range<usize>) -> Rows<'_> {
+            Rows::new(&self.q[rows.start * self.dk..], rows.len(), self.dk, self.dk)
         }
 
         /// Outputs and then the state behind them.
@@ -237,6 +292,7 @@ mod tests {
             gated_delta(
                 isa,
                 &mut RowsMut::new(&mut out, self.rows, self.dv, self.dv),
+                self.queries(0..self.rows),
                 self.inputs(0..self.rows),
                 &mut RowsMut::new(&mut state, self.dk, self.dv, self.dv),
             );
@@ -276,6 +332,14 @@ mod tests {
             assert_close(&found, &head.formula(), 3e-6, 30.0);
             let wild = Head::new(52, rows, dk, dv, true);
             same_on_all(|isa| wild.run(isa));
+            for head in [head, wild] {
+                let found = same_on_all(|isa| {
+                    let mut state = head.state.clone();
+                    advance(isa, head.inputs(0..rows), &mut RowsMut::new(&mut state, dk, dv, dv));
+                    state
+                });
+                assert_eq!(bits(&found), bits(&head.run(Isa::best())[rows * dv..]), "nothing was read");
+            }
         }
     }
 
@@ -318,7 +382,8 @@ mod tests {
                 let width = this.width();
                 let inputs = head.inputs(row..row + 1);
                 let v = Rows::new(&head.v[row * head.dv + from..], 1, width, head.dv);
-                gated_delta(Isa::best(), &mut this, DeltaInputs { v, ..inputs }, &mut state);
+                let q = head.queries(row..row + 1);
+                gated_delta(Isa::best(), &mut this, q, DeltaInputs { v, ..inputs }, &mut state);
                 out = rest;
             }
         }

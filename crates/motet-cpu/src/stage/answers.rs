@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use motet_model::batch::{Answer, Ask, Batch, InFlight, Segment, Want};
+use motet_model::batch::{Answer, Ask, Batch, Commit, InFlight, Sampling, Seen, Segment, Want};
 use motet_model::program::Op;
 
 use super::run::Run;
@@ -46,6 +46,7 @@ impl CpuStage {
             buffers: Buffers::new(&mut w.asked, d, w.floats.all(), &w.places, count),
             batch: &work.batch,
             state: &mut self.state,
+            rollback: &mut self.rollback,
             scratch: &mut w.scratch,
             quantised_of: None,
             observer: self.observer.as_deref_mut(),
@@ -103,22 +104,14 @@ fn answer(
     let token = match &ask.want {
         Want::Score { target } => *target,
         Want::Sample(s) => {
-            let position = batch.segments.iter().find(|s| s.rows.contains(&ask.row));
-            let position = position.map_or(0, |s| s.first_position + ask.row - s.rows.start);
-            let settings = Settings {
-                seed: s.seed,
-                choice: s.choice,
-                position: position + 1,
-                temperature: s.temperature,
-                top_k: s.top_k,
-                top_p: s.top_p,
-                min_p: s.min_p,
-                repetition_penalty: s.repetition_penalty,
-                frequency_penalty: s.frequency_penalty,
-                presence_penalty: s.presence_penalty,
+            let segment = batch.segments.iter().find(|s| s.rows.contains(&ask.row));
+            let segment = segment.expect("an ask names a row of a segment, as `Batch::check` saw");
+            let at = (ask.row - segment.rows.start) as usize;
+            let drafts = match segment.commit {
+                Commit::All => &[],
+                Commit::Verify => &batch.segment_tokens(segment)[1..=at],
             };
-            let seen = batch.seen(s).iter().map(|seen| (seen.token, seen.generated));
-            pick(isa, logits, &settings, seen, batch.bias(s), scratch)?
+            choose(isa, batch, s, segment.first_position + 1 + at as u32, drafts, logits, scratch)?
         }
     };
     let (mut logprob, mut found) = (f32::NAN, 0);
@@ -129,4 +122,54 @@ fn answer(
     }
     let digest = if ask.digest { digest(logits) } else { 0 };
     Ok((Answer { row: ask.row, token, logprob, top: 0..0, digest }, found))
+}
+
+/// The token that a row's logits give for `position`, with the `drafts` before it taken as generated.
+fn choose(
+    isa: Isa,
+    batch: &Batch,
+    s: &Sampling,
+    position: u32,
+    drafts: &[u32],
+    logits: &[f32],
+    scratch: &mut [f32],
+) -> Result<u32, NonFiniteLogits> {
+    let settings = Settings {
+        seed: s.seed,
+        choice: s.choice,
+        position,
+        temperature: s.temperature,
+        top_k: s.top_k,
+        top_p: s.top_p,
+        min_p: s.min_p,
+        repetition_penalty: s.repetition_penalty,
+        frequency_penalty: s.frequency_penalty,
+        presence_penalty: s.presence_penalty,
+    };
+    let penalised = s.repetition_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0;
+    let drafts = if penalised { drafts } else { &[] };
+    pick(isa, logits, &settings, counted(batch.seen(s), drafts), batch.bias(s), scratch)
+}
+
+/// The tokens seen and the drafts, each token once, with how often it was generated.
+fn counted<'a>(seen: &'a [Seen], drafts: &'a [u32]) -> impl Iterator<Item = (u32, u32)> + 'a {
+    let drafted = move |token| drafts.iter().filter(|&&draft| draft == token).count() as u32;
+    let new = move |&(i, token): &(usize, &u32)| {
+        !drafts[..i].contains(token) && !seen.iter().any(|s| s.token == *token)
+    };
+    let old = seen.iter().map(move |s| (s.token, s.generated + drafted(s.token)));
+    old.chain(drafts.iter().enumerate().filter(new).map(move |(_, &token)| (token, drafted(token))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drafts_count_as_generated_whether_they_were_seen_or_not() {
+        let seen = [Seen { token: 5, generated: 2 }, Seen { token: 9, generated: 0 }];
+        let counts: Vec<_> = counted(&seen, &[9, 7, 5, 7, 9]).collect();
+        assert_eq!(counts, [(5, 3), (9, 2), (7, 2)]);
+        assert_eq!(counted(&seen, &[]).collect::<Vec<_>>(), [(5, 2), (9, 0)]);
+    }
 }

@@ -7,6 +7,7 @@
 mod answers;
 mod experts;
 mod products;
+mod rollback;
 mod row_wise;
 mod run;
 mod shared;
@@ -32,6 +33,7 @@ use crate::session_state::SessionState;
 use crate::weights::Loaded;
 use crate::workspace::{Buffers, Place};
 
+use rollback::RollBack;
 use run::{Region, Run};
 pub(crate) use sizes::Sizes;
 
@@ -50,6 +52,7 @@ pub(crate) struct CpuStage {
     sizes: Sizes,
     machine: Machine,
     state: SessionState,
+    rollback: RollBack,
     /// The workspace for `capacity` rows.
     workspace: Workspace,
     capacity: usize,
@@ -84,6 +87,8 @@ pub(crate) struct Scratch {
     /// The cosines and sines of all rows, encoding by encoding: `[rows, table]` each.
     rotations: Vec<f32>,
     attention: Vec<f32>,
+    /// The states on which verify rows are run, one to a thread.
+    states: Vec<f32>,
     /// The segments of a batch with their pages; empty between operations.
     tables: Vec<Segment<'static>>,
     /// Entries of experts: which there are, and their products before they go to their rows.
@@ -126,6 +131,7 @@ impl CpuStage {
             limits.sessions,
             limits.checkpoints,
         )?;
+        let rollback = RollBack::new(sizes.rollback.clone(), limits.batch.segments)?;
         let ropes = program.ropes.iter().map(|r| rope(r, &weights)).collect::<Result<_, _>>()?;
         Ok(Self {
             layers: Region::all(&program, &layers),
@@ -136,6 +142,7 @@ impl CpuStage {
             layout,
             machine: Machine { isa, pool, weights, ropes },
             state,
+            rollback,
             workspace: Workspace::default(),
             capacity: 0,
             observer: None,
@@ -155,6 +162,10 @@ impl CpuStage {
                 "{rows} rows, at most {most}; a hand-off of {hidden} floats"
             )));
         }
+        if batch.segments.len() > self.limits.batch.segments {
+            let (found, most) = (batch.segments.len(), self.limits.batch.segments);
+            return Err(DeviceError::Batch(format!("{found} segments, at most {most}")));
+        }
         let vocab = self.sizes.vocab;
         if let Some(token) = batch.tokens.iter().find(|&&t| t as usize >= vocab) {
             return Err(DeviceError::Batch(format!("token {token}, the vocabulary has {vocab}")));
@@ -163,8 +174,10 @@ impl CpuStage {
             if (s.slot.0 as usize) >= self.limits.sessions {
                 return Err(DeviceError::Batch(format!("slot {} of {}", s.slot.0, self.limits.sessions)));
             }
-            if s.commit == Commit::Verify && self.sizes.recurrent_floats > 0 {
-                return Err(unsupported("verify rows through recurrent layers"));
+            let drafts = self.limits.batch.drafts;
+            if s.commit == Commit::Verify && (drafts == 0 || s.rows.len() > 1 + drafts) {
+                let rows = s.rows.len();
+                return Err(DeviceError::Batch(format!("{rows} verify rows for at most {drafts} drafts")));
             }
         }
         Ok(())
@@ -197,6 +210,7 @@ impl Stage for CpuStage {
         work.answers.clear();
         work.top.clear();
         work.faults.clear();
+        self.rollback.begin(&work.batch);
         for op in &work.batch.before {
             self.state.apply(op);
         }
@@ -213,10 +227,8 @@ impl Stage for CpuStage {
     }
 
     fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
-        // Keys and values past the kept rows are dead and will be overwritten before they can be read; recurrent
-        // states have no verify rows (see `check`).
-        let _ = kept;
-        Ok(())
+        // Keys and values past the kept rows are dead and will be overwritten before they can be read.
+        self.move_states(kept)
     }
 
     fn poison(&mut self, pool: usize, page: u32) {
@@ -240,6 +252,7 @@ impl CpuStage {
             buffers: Buffers::new(&mut work.hidden, self.d_model, w.floats.all(), &w.places, rows),
             batch: &work.batch,
             state: &mut self.state,
+            rollback: &mut self.rollback,
             scratch: &mut w.scratch,
             quantised_of: None,
             observer: self.observer.as_deref_mut(),

@@ -9,6 +9,7 @@ use motet_model::device::Observer;
 use motet_model::layout::regions;
 use motet_model::program::{BufferId, Cols, Op, Program, WeightId};
 
+use super::rollback::RollBack;
 use super::{Machine, Scratch};
 use crate::pool::WorkerPanic;
 use crate::session_state::SessionState;
@@ -52,6 +53,7 @@ pub(super) struct Run<'a> {
     pub(super) buffers: Buffers<'a>,
     pub(super) batch: &'a Batch,
     pub(super) state: &'a mut SessionState,
+    pub(super) rollback: &'a mut RollBack,
     pub(super) scratch: &'a mut Scratch,
     /// The columns whose quantised rows the scratch holds at the moment.
     pub(super) quantised_of: Option<Cols>,

@@ -5,6 +5,7 @@ use motet_model::layout::{StateLayout, WorkspaceLayout};
 use motet_model::network::Network;
 use motet_model::program::{Op, Program, StateKind};
 
+use super::rollback::RollBackLayout;
 use super::{Floats, Scratch, Workspace};
 use crate::activations::{ActivationBlock, BLOCK};
 use crate::arena::Arena;
@@ -34,6 +35,9 @@ pub(crate) struct Sizes {
     row_expert_floats: usize,
     experts: usize,
     attention_floats: usize,
+    /// Floats of the states that verify rows are run on.
+    state_floats: usize,
+    pub(crate) rollback: RollBackLayout,
     logit_rows: usize,
     sampler_floats: usize,
     segments: usize,
@@ -78,6 +82,11 @@ impl Sizes {
                 _ => {}
             }
         }
+        let rollback = RollBackLayout::of(program, ops, limits);
+        let state_floats = match rollback.copied_floats() {
+            0 => 0,
+            floats => WorkerScratch::floats(threads, floats),
+        };
         let logit_rows = if has_head { limits.logit_rows } else { 0 };
         Ok(Self {
             pages: PageLayout::of(program, &layout, |s| here.contains(&s), limits.kv),
@@ -92,6 +101,8 @@ impl Sizes {
             row_expert_floats,
             experts,
             attention_floats,
+            state_floats,
+            rollback,
             logit_rows,
             segments: limits.batch.segments,
             sampler_floats: if has_head {
@@ -111,6 +122,7 @@ impl Sizes {
             ("quantised rows", (rows * self.row_blocks * size_of::<ActivationBlock>()) as u64),
             ("rotations", floats(rows * self.row_rotations)),
             ("attention", floats(self.attention_floats)),
+            ("states of verify rows", floats(self.state_floats)),
             ("experts", floats(experts)),
             ("logits", floats(self.logit_rows * (self.d_model + self.vocab))),
             ("sampler", floats(self.sampler_floats)),
@@ -141,6 +153,7 @@ impl Sizes {
                 quantised: zeros(rows * self.row_blocks).map_err(refused)?,
                 rotations: zeros(rows * self.row_rotations).map_err(refused)?,
                 attention: zeros(self.attention_floats).map_err(refused)?,
+                states: zeros(self.state_floats).map_err(refused)?,
                 tables: Vec::with_capacity(self.segments),
                 chosen: zeros(rows * self.row_entries).map_err(refused)?,
                 entries: zeros(rows * self.row_entries).map_err(refused)?,

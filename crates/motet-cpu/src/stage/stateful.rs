@@ -1,9 +1,10 @@
 //! Operations that look at the sessions: attention over their pages, convolution and the gated delta rule over their
 //! recurrent states.
 
-use motet_model::program::{Cols, Heads, StateId, StateKind, WeightId};
+use motet_model::program::{Cols, Heads, StateId, WeightId};
 
 use super::Machine;
+use super::rollback::DeltaColumns;
 use super::row_wise::vector;
 use super::run::Run;
 use super::shared::Shared;
@@ -12,8 +13,10 @@ use crate::attention::attend;
 use crate::kv::{HeadRows, Segment, write_segments};
 use crate::pool::WorkerPanic;
 use crate::rows::Rows;
-use crate::rows::convolution::convolve_silu;
+use crate::rows::convolution::{MAX_TAPS, convolve_silu};
 use crate::rows::gated_delta::{DeltaInputs, gated_delta};
+use crate::shared_rows::RowsMut;
+use crate::worker_scratch::WorkerScratch;
 
 impl Run<'_> {
     /// Writes the rows' keys and values, then attends.
@@ -75,51 +78,62 @@ impl Run<'_> {
         let channels = x.width;
         let kernel = taps.len() / channels;
         let (write, others) = self.buffers.write_beside(out.buffer);
-        let (state, write) = (self.state.recurrent(state), Shared::new(write));
+        let (states, write) = (self.state.recurrent(state), Shared::new(write));
+        let record = self.rollback.recorder(state);
         let chunks = channels.div_ceil(CHANNELS);
         pool.run(segments.len() * chunks, |task, _| {
-            let (segment, from) = (&segments[task / chunks], task % chunks * CHANNELS);
+            let (number, from) = (task / chunks, task % chunks * CHANNELS);
+            let segment = &segments[number];
             let width = CHANNELS.min(channels - from);
             let rows = segment.rows.start as usize..segment.rows.end as usize;
             // SAFETY: tasks differ in the session, and so in rows and slot (`Batch::check`), or in the channels.
             let (mut out, mut state) = unsafe {
                 (
                     write.part(rows.clone(), out.at + from, width),
-                    state.part(segment.slot, from, kernel - 1, width, channels),
+                    states.part(segment.slot, from, kernel - 1, width, channels),
                 )
             };
             let stride = others.stride(x.buffer);
             let x = others.tail_from(x.buffer, rows.start * stride + x.at + from);
             let x = Rows::new(x, rows.len(), width, stride);
             let taps = Rows::new(&taps[from..], kernel, width, channels);
-            convolve_silu(isa, &mut out, x, taps, &mut state);
+            if !record.wants(number) {
+                return convolve_silu(isa, &mut out, x, taps, &mut state);
+            }
+            let mut copy = [0.0; (MAX_TAPS - 1) * CHANNELS];
+            let mut copy = RowsMut::new(&mut copy, kernel - 1, width, CHANNELS);
+            (0..kernel - 1).for_each(|j| copy.row_mut(j).copy_from_slice(state.row_mut(j)));
+            convolve_silu(isa, &mut out, x, taps, &mut copy);
+            // SAFETY: tasks of one session differ in the channels.
+            unsafe { record.take_down(number, from, x) };
         })
     }
 
     /// The gated delta rule, position by position; the decays are there already.
     pub(super) fn delta(
         &mut self,
-        qkv: [Heads; 3],
+        [q, k, v]: [Heads; 3],
         alpha: Cols,
         beta: Cols,
         state: StateId,
         out: Heads,
     ) -> Result<(), WorkerPanic> {
-        let StateKind::Delta { heads, key_dim, value_dim } = self.program.states[state.0].kind else {
-            unreachable!("the delta rule has matrices");
-        };
+        let (heads, key_dim, value_dim) = (v.count, k.dim, v.dim);
         let Machine { isa, pool, .. } = &mut *self.machine;
         let (isa, segments) = (*isa, &self.batch.segments);
         let (write, others) = self.buffers.write_beside(out.buffer);
-        let (state, write) = (self.state.recurrent(state), Shared::new(write));
-        pool.run(segments.len() * heads, |task, _| {
-            let (segment, head) = (&segments[task / heads], task % heads);
+        let (states, write) = (self.state.recurrent(state), Shared::new(write));
+        let record = self.rollback.recorder(state);
+        let copies = WorkerScratch::whole(&mut self.scratch.states, pool.threads());
+        pool.run(segments.len() * heads, |task, worker| {
+            let (number, head) = (task / heads, task % heads);
+            let segment = &segments[number];
             let rows = segment.rows.start as usize..segment.rows.end as usize;
             // SAFETY: tasks differ in the session, and so in rows and slot (`Batch::check`), or in the head.
             let (mut out, mut state) = unsafe {
                 (
                     write.part(rows.clone(), out.at + head * out.stride, value_dim),
-                    state.part(segment.slot, head * key_dim * value_dim, key_dim, value_dim, value_dim),
+                    states.part(segment.slot, head * key_dim * value_dim, key_dim, value_dim, value_dim),
                 )
             };
             let view = |buffer, at: usize, width| {
@@ -127,10 +141,29 @@ impl Run<'_> {
                 Rows::new(others.tail_from(buffer, rows.start * stride + at), rows.len(), width, stride)
             };
             let of_head = |h: Heads| view(h.buffer, h.at + head % h.count * h.stride, h.dim);
-            let [q, k, v] = qkv.map(of_head);
-            let alpha = view(alpha.buffer, alpha.at + head, 1);
-            let beta = view(beta.buffer, beta.at + head, 1);
-            gated_delta(isa, &mut out, DeltaInputs { q, k, v, alpha, beta }, &mut state);
+            let inputs = DeltaInputs {
+                k: of_head(k),
+                v: of_head(v),
+                alpha: view(alpha.buffer, alpha.at + head, 1),
+                beta: view(beta.buffer, beta.at + head, 1),
+            };
+            if !record.wants(number) {
+                return gated_delta(isa, &mut out, of_head(q), inputs, &mut state);
+            }
+            let mut copy = copies.lend(worker);
+            let mut copy = RowsMut::new(&mut copy, key_dim, value_dim, value_dim);
+            (0..key_dim).for_each(|i| copy.row_mut(i).copy_from_slice(state.row_mut(i)));
+            gated_delta(isa, &mut out, of_head(q), inputs, &mut copy);
+            let columns = DeltaColumns { key_heads: k.count, key_dim, heads, value_dim };
+            // SAFETY: tasks of one session differ in the head; a key head is taken down by the first that reads it.
+            unsafe {
+                if head < k.count {
+                    record.take_down(number, columns.key(head), inputs.k);
+                }
+                record.take_down(number, columns.value(head), inputs.v);
+                record.take_down(number, columns.alpha(head), inputs.alpha);
+                record.take_down(number, columns.beta(head), inputs.beta);
+            }
         })
     }
 }

@@ -61,6 +61,9 @@ pub struct Way {
     pub chunk: usize,
 }
 
+/// Drafts to a segment.
+pub const DRAFTS: usize = 4;
+
 /// Several conversations on one stage.
 pub struct Bench {
     pub stage: Box<dyn Stage>,
@@ -92,7 +95,7 @@ impl Bench {
             asks: way.chunk * sessions,
             seen: 0,
             bias: 0,
-            drafts: 0,
+            drafts: DRAFTS,
         };
         let limits = Limits {
             batch,
@@ -123,6 +126,11 @@ impl Bench {
 
     /// Adds rows `from..to` of a session's tokens to the next step; all rows are asked for.
     pub fn add(&mut self, session: usize, tokens: &[u32], from: usize, to: usize) {
+        self.add_as(Commit::All, session, tokens, from, to);
+    }
+
+    /// As [`Bench::add`]; rows to verify wait for a commit.
+    pub fn add_as(&mut self, commit: Commit, session: usize, tokens: &[u32], from: usize, to: usize) {
         let batch = &mut self.work.batch;
         let first_row = batch.tokens.len() as u32;
         let slot = Slot(session as u32);
@@ -149,7 +157,7 @@ impl Bench {
             let target = tokens.get(from + i + 1).copied().unwrap_or(0);
             batch.asks.push(Ask { row, want: Want::Score { target }, top: 0, logprob: true, digest: true });
         }
-        batch.segments.push(Segment { slot, first_position: from as u32, rows, tables, commit: Commit::All });
+        batch.segments.push(Segment { slot, first_position: from as u32, rows, tables, commit });
     }
 
     /// Runs what was added; the logits of its rows, in order.

@@ -1,0 +1,68 @@
+//! Steps with rows to verify, and their commits, allocate nothing.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{Bench, DRAFTS, Way, tiny};
+use motet_cpu::Isa;
+use motet_gguf::Format;
+use motet_model::KvFormat;
+use motet_model::batch::{Commit, Slot};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does the work.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn verify_rows_and_commits_allocate_nothing() {
+    let ids: Vec<u32> = (0..60).map(|i| i * 7 % 284).collect();
+    for name in ["llama", "gemma3", "qwen35"] {
+        let file = tiny(name, Format::Q8_0);
+        let way = Way { isa: Isa::best(), threads: 2, kv: KvFormat::F16, chunk: 8 };
+        let mut bench = Bench::new(&file, way, 3, 64);
+        bench.stage.observe(None);
+        bench.stage.reserve(24).expect("memory for all rows");
+        let mut counted = 0;
+        let mut at = [0; 3];
+        for step in 0..8 {
+            for (session, at) in at.iter_mut().enumerate() {
+                let rows = 1 + (session + step) % (1 + DRAFTS);
+                let commit = if session < 2 && *at > 0 { Commit::Verify } else { Commit::All };
+                bench.add_as(commit, session, &ids, *at, *at + rows);
+                *at += if commit == Commit::Verify { 1 } else { rows };
+            }
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            bench.stage.step(&mut bench.work).expect("a step");
+            if step > 0 {
+                bench.stage.commit(&[(Slot(0), 1), (Slot(1), 1)]).expect("a commit");
+            }
+            match step {
+                // Threads go to sleep and are woken once: the standard library keeps something for each.
+                0..3 => std::thread::sleep(Duration::from_millis(5)),
+                _ => counted += ALLOCATIONS.load(Ordering::Relaxed) - before,
+            }
+            bench.work.clear();
+        }
+        assert_eq!(counted, 0, "{name}");
+    }
+}
