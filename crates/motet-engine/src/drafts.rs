@@ -45,6 +45,20 @@ pub(crate) trait Drafter: Send {
     ) -> Result<(), DeviceError>;
 }
 
+/// The network's own head.
+pub(crate) struct Head;
+
+impl Drafter for Head {
+    fn draft<'t>(
+        &mut self,
+        work: &mut InFlight,
+        stage: &mut dyn Stage,
+        _tokens: &dyn Fn(Slot) -> &'t [u32],
+    ) -> Result<(), DeviceError> {
+        stage.draft(work)
+    }
+}
+
 /// Looks up what the session's last tokens were followed by before.
 pub(crate) struct LookUp;
 

@@ -5,7 +5,7 @@
 //! nothing to run.
 
 use crate::clock::{Clock, RealClock};
-use crate::drafts::{Drafter, LookUp};
+use crate::drafts::{Drafter, Head, LookUp};
 use crate::metrics::MetricsSnapshot;
 use crate::plan::{Plan, Workspace};
 use crate::queue::{Queue, Waiting};
@@ -217,7 +217,7 @@ impl Shared {
             limits,
             clock,
             queue: Queue::new(plan.options.queue, plan.options.overdue),
-            metrics: Mutex::new(MetricsSnapshot::new(plan.context, plan.blocks)),
+            metrics: Mutex::new(MetricsSnapshot::new(plan.context, plan.blocks, plan.limits.batch.drafts)),
             failure: Mutex::new(None),
             plan,
         }
@@ -273,7 +273,11 @@ impl Driver {
             (Scheduler::new(plan), InFlight::with_capacity(&plan.limits.batch, plan.d_model));
         let at_start = plan.options.workspace == Workspace::AtStart;
         let ceiling = plan.rows;
-        let drafter = (plan.limits.batch.drafts > 0).then(|| Box::new(LookUp) as Box<dyn Drafter>);
+        let drafter: Option<Box<dyn Drafter>> = match plan.limits.batch.drafts {
+            0 => None,
+            _ if plan.limits.draft_head => Some(Box::new(Head)),
+            _ => Some(Box::new(LookUp)),
+        };
         let mut driver = Self { scheduler, stage, drafter, work, reserved: 0, ceiling, shared };
         if at_start {
             driver.reserve(driver.shared.plan.rows)?;

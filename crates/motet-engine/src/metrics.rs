@@ -119,6 +119,8 @@ pub struct MetricsSnapshot {
     pub rejected_invalid: u64,
     /// `reason="closed"`: draining or closed.
     pub rejected_closed: u64,
+    /// The most drafts to a row: positions that are counted.
+    pub draft_limit: usize,
     /// Counter `spec_decode_num_drafts`: rows of sessions that had drafts behind them.
     pub num_drafts: u64,
     /// Counter `spec_decode_num_draft_tokens`.
@@ -167,7 +169,7 @@ pub struct MetricsSnapshot {
 }
 
 impl MetricsSnapshot {
-    pub(crate) fn new(context: usize, num_blocks: usize) -> Self {
+    pub(crate) fn new(context: usize, num_blocks: usize, drafts: usize) -> Self {
         let (latency, request, tokens) =
             (Histogram::new(LATENCY), Histogram::new(REQUEST), Histogram::up_to(context));
         Self {
@@ -194,6 +196,7 @@ impl MetricsSnapshot {
             rejected_too_long: 0,
             rejected_invalid: 0,
             rejected_closed: 0,
+            draft_limit: drafts,
             num_drafts: 0,
             num_draft_tokens: 0,
             num_accepted_tokens: 0,

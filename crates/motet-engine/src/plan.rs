@@ -66,6 +66,8 @@ pub struct Options {
     pub prefill_chunk: Option<usize>,
     /// How many tokens are drafted for a session in a step.
     pub drafts: Drafts,
+    /// They are looked up in the session's own tokens, even if the network has a draft head.
+    pub look_up: bool,
     /// When the workspace is allocated.
     pub workspace: Workspace,
     /// A step that takes longer counts as stuck.
@@ -90,6 +92,7 @@ impl Default for Options {
             front_end: Vec::new(),
             prefill_chunk: None,
             drafts: Drafts::Off,
+            look_up: false,
             workspace: Workspace::AtStart,
             overdue: Duration::from_secs(60),
             poison: false,
@@ -190,6 +193,8 @@ pub struct Plan {
     pub most: u64,
     /// Bytes that one more conversation adds (pools by sessions × context; with `--memory` the pools are given).
     pub state_per_session: u64,
+    /// Bytes that buffers of its own for drafting would have added; it has none.
+    pub separate_draft_buffers: u64,
     /// Bytes that buffers of their own for every conversation would have added.
     pub separate_buffers: u64,
     /// The smallest `--memory` that would do with these sessions and this context.
@@ -225,7 +230,8 @@ impl Plan {
         device: &dyn Device,
     ) -> Result<Self, PlanError> {
         let context = check(network, options)?;
-        let layout = network.state(false);
+        let draft_head = options.drafts != Drafts::Off && !options.look_up && network.draft.is_some();
+        let layout = network.state(draft_head);
         let sessions = options.sessions;
         let blocks_per_context = context.div_ceil(PAGE);
         let rows = options.rows.max(2 * sessions);
@@ -237,7 +243,7 @@ impl Plan {
             pages: vec![0; layout.pools.len()],
             checkpoints: 0,
             kv: options.kv,
-            draft_head: false,
+            draft_head,
         };
         let footprint = device.footprint(network, 0..network.layers, &limits)?;
 
@@ -313,7 +319,9 @@ impl Plan {
         }
         limits.checkpoints = checkpoints as usize;
 
-        let pool_parts: Vec<Line> = layout
+        let of_head = &footprint.draft;
+        let head_page = |p: usize| of_head.page.get(p).copied().unwrap_or(0);
+        let mut pool_parts: Vec<Line> = layout
             .pools
             .iter()
             .enumerate()
@@ -321,16 +329,21 @@ impl Plan {
                 let name = pool.window.map_or("full attention".into(), |w| format!("window of {w}"));
                 line(
                     &format!("{} pages, {name}", limits.pages[p]),
-                    limits.pages[p] as u64 * footprint.page[p],
+                    limits.pages[p] as u64 * (footprint.page[p] - head_page(p)),
                 )
             })
             .collect();
+        let drafts = limits.batch.drafts > 0;
+        if draft_head {
+            let bytes = (0..layout.pools.len()).map(|p| limits.pages[p] as u64 * head_page(p)).sum();
+            pool_parts.push(line("the draft head's", bytes));
+        }
         let workspace = footprint.workspace_parts.iter().map(|(name, b)| line(name, *b)).collect();
         let mut lines = vec![
-            line("weights", footprint.weights),
+            line("weights", footprint.weights - of_head.weights),
             Line { parts: workspace, ..line("workspace", footprint.workspace()) },
             line("batches in flight", batch_bytes),
-            line(&format!("recurrent state, {sessions} sessions"), n * recurrent),
+            line(&format!("recurrent state, {sessions} sessions"), n * (recurrent - of_head.recurrent)),
             Line {
                 bytes: pool_parts.iter().map(|l| l.bytes).sum(),
                 parts: pool_parts,
@@ -341,8 +354,12 @@ impl Plan {
             line("streams and page tables", n * bookkeeping),
             line("the rest: program, tokenizer, HTTP", rest(network.vocab)),
         ];
-        if limits.batch.drafts > 0 {
+        if drafts {
             lines.insert(3, line("rows with drafts until they are kept", footprint.rollback));
+        }
+        if draft_head {
+            lines.insert(1, line("draft head", of_head.weights));
+            lines.insert(5, line("hidden rows for the draft head", n * of_head.recurrent));
         }
         let total: u64 = lines.iter().map(|l| l.bytes).sum();
         let most = total + clients_bytes;
@@ -356,7 +373,14 @@ impl Plan {
             total,
             clients,
             most,
-            state_per_session: pages_per_session + bookkeeping + (1 + checkpoints_per_session) * recurrent,
+            state_per_session: pages_per_session
+                + bookkeeping
+                + (1 + checkpoints_per_session) * recurrent
+                + footprint.rollback / n,
+            separate_draft_buffers: match drafts {
+                true => footprint.workspace() + batch_bytes,
+                false => 0,
+            },
             separate_buffers: (n - 1) * (footprint.workspace() + batch_bytes),
             smallest_memory,
             machine,
@@ -454,6 +478,10 @@ impl fmt::Display for Plan {
         writeln!(f, "  {:<38}{:>12}", "in all, at most", bytes(self.most))?;
         writeln!(f, "A further conversation adds {}.", bytes(self.state_per_session))?;
         writeln!(f, "Buffers for each of its own would have added {}.", bytes(self.separate_buffers))?;
+        if self.separate_draft_buffers > 0 {
+            let added = bytes(self.separate_draft_buffers);
+            writeln!(f, "Separate buffers for drafting would have added {added}.")?;
+        }
         match self.machine.memory {
             None => writeln!(f, "This machine does not say how much memory it has."),
             Some(m) if self.fits => writeln!(f, "It fits: this machine has {} to spare.", bytes(m)),

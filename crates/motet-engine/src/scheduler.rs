@@ -334,7 +334,7 @@ impl Scheduler {
             let (kept, end) = self.publish(segment, mine, work, now, metrics);
             if verifies {
                 self.kept.push((slot, kept));
-                metrics.drafted(segment.rows.len() - 1, kept - 1);
+                self.learn(slot, segment.rows.len() - 1, kept - 1, metrics);
             }
             self.advance(slot, kept, metrics);
             if let Some(reason) = end {

@@ -49,6 +49,9 @@ pub(crate) struct Session {
     pub(crate) drafts: Vec<u32>,
     /// Whether it takes drafts.
     pub(crate) drafting: bool,
+    /// Drafts so far, and those that were chosen.
+    pub(crate) drafted: usize,
+    pub(crate) accepted: usize,
     pub(crate) table: Table,
     pub(crate) sender: Sender,
     pub(crate) sampler: Sampler,
@@ -114,6 +117,8 @@ impl Session {
                 decodes: false,
                 drafts: Vec::with_capacity(drafts),
                 drafting: true,
+                drafted: 0,
+                accepted: 0,
                 table: Table::with_capacity(context),
                 sender,
                 cut: request.cut.as_ref().map(|make| make()),
@@ -227,7 +232,13 @@ impl Session {
     }
 
     pub(crate) fn usage(&self) -> Usage {
-        Usage { prompt: self.task.prompt, cached: self.cached.unwrap_or(0), generated: self.generated }
+        Usage {
+            prompt: self.task.prompt,
+            cached: self.cached.unwrap_or(0),
+            generated: self.generated,
+            drafted: self.drafted,
+            accepted: self.accepted,
+        }
     }
 }
 

@@ -84,6 +84,10 @@ pub struct Usage {
     pub cached: usize,
     /// Chosen, the end token included.
     pub generated: usize,
+    /// Proposed by a drafter.
+    pub drafted: usize,
+    /// Of those, chosen.
+    pub accepted: usize,
 }
 
 /// Why a request that was running ended without an answer.

@@ -42,7 +42,10 @@ static COUNTING: Counting = Counting;
 
 #[test]
 fn steps_allocate_nothing() {
-    for (sketch, drafts) in SKETCHES.iter().flat_map(|&s| [(s, Drafts::Off), (s, Drafts::Exactly(3))]) {
+    let head = |sketch: &&Sketch| sketch.full;
+    let with_heads = SKETCHES.iter().filter(head).map(|&s| (Sketch { head: true, ..s }, Drafts::Exactly(3)));
+    let without = SKETCHES.iter().flat_map(|&s| [(s, Drafts::Off), (s, Drafts::Exactly(3))]);
+    for (sketch, drafts) in without.chain(with_heads) {
         // Of few tokens, some drafts are right.
         let sketch = Sketch { vocab: if drafts == Drafts::Off { 1000 } else { 8 }, ..sketch };
         let mut rig = Rig::new(sketch, random(1_000_000), &Options { drafts, ..options(4, 4096) });

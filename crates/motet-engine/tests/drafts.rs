@@ -31,7 +31,9 @@ fn rounds(max_tokens: Option<usize>) -> Request {
 fn four_right_drafts_make_five_tokens_a_step() {
     let mut rig = rig(SKETCHES[0], round(usize::MAX), Drafts::Exactly(4));
     let expected = rig.expected(&rounds(Some(101)));
-    assert_same(&rig.answers(rounds(Some(101)))[0], &expected[0], "");
+    let said = rig.answers(rounds(Some(101))).remove(0);
+    assert_same(&said, &expected[0], "");
+    assert_eq!(said.drafted, (80, 80));
     // The prompt's step chooses the first token, 20 steps five each.
     assert_eq!(rig.control.steps(), 21);
     let metrics = rig.engine.metrics();
@@ -99,7 +101,7 @@ fn every_row_is_that_of_the_run_without_drafts() {
         };
         let (without, none) = run(Drafts::Off);
         let (with, accepted) = run(Drafts::Exactly(5));
-        assert_eq!(without, with);
+        assert_eq!(without, Answer { drafted: (0, 0), ..with.clone() });
         assert_eq!(with.rows.iter().map(|r| r.0).collect::<Vec<_>>(), (0..302).collect::<Vec<_>>());
         assert!(none == 0 && accepted > 50, "{accepted} accepted");
     }
@@ -133,6 +135,59 @@ fn a_session_whose_state_is_lost_when_rows_are_kept_is_read_again() {
             assert_eq!((metrics.num_drafts, metrics.failed_steps), (turns, 1));
         }
     }
+}
+
+#[test]
+fn a_head_is_asked_for_all_sessions_at_once_and_finds_what_it_needs() {
+    let with_head = Sketch { head: true, ..SKETCHES[2] };
+    let options = Options { drafts: Drafts::Exactly(3), ..options(4, 1024) };
+    // Right twice, and then wrong.
+    let mut rig = Rig::with_head(with_head, random(1_000_000), &options, |_, depth, _| depth < 2);
+    let ask = |seed| Request { max_tokens: Some(40), ..request(vec![1, 2, 3], seed) };
+    let expected: Vec<Answer> = (0..4).map(|seed| rig.expected(&ask(seed)).remove(0)).collect();
+    let mut streams: Vec<Stream> = (0..4).map(|seed| rig.engine.submit(ask(seed)).unwrap()).collect();
+    rig.run();
+    for (stream, expected) in streams.iter_mut().zip(&expected) {
+        let said = answers(stream).remove(0);
+        assert_same(&said, expected, "");
+        // 39 tokens behind the first, three a step; the last needs only two drafts.
+        assert_eq!(said.drafted, (38, 26));
+    }
+    assert_eq!((rig.control.steps(), rig.control.wrong_drafts()), (1 + 13, 0));
+    assert_eq!(rig.engine.metrics().accepted_per_position[..3], [52, 52, 0]);
+}
+
+/// Two conversations that are equal for exactly 64·n tokens: the second takes over the pages, and with them what the
+/// head left there and the hidden row before its first own token.
+#[test]
+fn a_prefix_that_is_found_serves_the_head_as_well() {
+    for sketch in &SKETCHES[..4] {
+        let sketch = Sketch { head: true, ..*sketch };
+        let options = Options { drafts: Drafts::Exactly(3), ..options(2, 1024) };
+        let mut rig = Rig::new(sketch, random(1_000_000), &options);
+        for border in [64, 128, 192] {
+            let text = Rng(border).tokens(border as usize);
+            let ask = |own: u64| {
+                let prompt = text.iter().copied().chain(Rng(own).tokens(70)).collect();
+                Request { max_tokens: Some(50), marks: vec![border as usize], ..request(prompt, own) }
+            };
+            rig.answers(ask(1000));
+            let expected = rig.expected(&ask(2000)).remove(0);
+            let said = rig.answers(ask(2000)).remove(0);
+            assert_same(&said, &expected, &format!("{sketch:?}"));
+            assert_eq!(said.cached, Some(border as usize), "{sketch:?}");
+            assert!(said.drafted.1 > 10, "{sketch:?}");
+        }
+        assert_eq!(rig.control.wrong_drafts(), 0, "{sketch:?}");
+    }
+}
+
+#[test]
+fn drafts_can_be_looked_up_where_there_is_a_head() {
+    let with_head = Sketch { head: true, ..SKETCHES[0] };
+    let options = Options { drafts: Drafts::Exactly(4), look_up: true, ..options(4, 1024) };
+    let mut rig = Rig::with_head(with_head, round(usize::MAX), &options, |_, _, _| false);
+    assert_eq!(rig.answers(rounds(Some(101)))[0].drafted, (80, 80));
 }
 
 #[test]

@@ -6,8 +6,9 @@ mod common;
 
 use common::*;
 use motet_engine::scripted::Sketch;
-use motet_engine::{Line, Machine, Options, Plan, PlanError};
+use motet_engine::{Drafts, Line, Machine, Options, Plan, PlanError};
 use motet_gguf::ModelFile;
+use motet_model::device::DraftShare;
 use motet_model::{Device, DeviceError, Footprint, Limits, Network, Stage};
 use proptest::prelude::*;
 use std::ops::Range;
@@ -21,7 +22,7 @@ impl Device for Fixed {
     }
 
     fn footprint(&self, n: &Network, _: Range<usize>, limits: &Limits) -> Result<Footprint, DeviceError> {
-        let layout = n.state(false);
+        let layout = n.state(limits.draft_head);
         let page = |window: Option<u32>| if window.is_none() { 10_000 } else { 20_000 };
         Ok(Footprint {
             weights: 1_000_000_000,
@@ -31,7 +32,11 @@ impl Device for Fixed {
             ],
             page: layout.pools.iter().map(|p| page(p.window)).collect(),
             recurrent: if layout.recurrent_floats > 0 { 500_000 } else { 0 },
-            ..Footprint::default()
+            rollback: (limits.batch.segments * limits.batch.drafts * 700) as u64,
+            draft: match limits.draft_head {
+                true => DraftShare { weights: 50_000_000, page: vec![1_000, 0], recurrent: 100_000 },
+                false => DraftShare::default(),
+            },
         })
     }
 
@@ -67,6 +72,39 @@ fn full_attention_takes_sessions_times_context() {
     // Two more workspaces and two more batches in flight.
     assert_eq!(plan.separate_buffers, 2 * (5_120_000 + line(&plan, "batches in flight")));
     assert!(plan.fits);
+}
+
+#[test]
+fn a_draft_head_and_its_rows_have_lines_of_their_own() {
+    let sketch = Sketch { head: true, ..SKETCHES[2] };
+    let with = |drafts, look_up| plan(sketch, &Options { drafts, look_up, ..options(3, 1000) }).unwrap();
+    let (off, on) = (with(Drafts::Off, false), with(Drafts::Exactly(4), false));
+    assert!(off.lines.iter().all(|l| !l.name.contains("draft")));
+    assert_eq!(off.separate_draft_buffers, 0);
+    assert_eq!((line(&on, "weights"), line(&on, "draft head")), (950_000_000, 50_000_000));
+    assert_eq!(line(&on, "rows with drafts"), 3 * 4 * 700);
+    assert_eq!(line(&on, "recurrent"), 3 * 400_000);
+    assert_eq!(line(&on, "hidden rows"), 3 * 100_000);
+    let kv = on.lines.iter().find(|l| l.name == "keys and values").unwrap();
+    assert_eq!(kv.parts.iter().map(|p| p.bytes).collect::<Vec<_>>(), [48 * 9_000, 48 * 1_000]);
+    assert_eq!(kv.bytes, 480_000);
+    assert_eq!(line(&on, "workspace"), line(&off, "workspace"), "one workspace");
+    assert_eq!(on.separate_draft_buffers, line(&on, "workspace") + line(&on, "batches in flight"));
+    assert!(on.to_string().contains("Separate buffers for drafting would have added"));
+    assert_eq!(on.total, on.lines.iter().map(|l| l.bytes).sum::<u64>());
+    // Looked up, drafts need no head.
+    let looked_up = with(Drafts::Exactly(4), true);
+    assert!(!looked_up.limits().draft_head && looked_up.lines.iter().all(|l| l.name != "draft head"));
+    // With the least memory it is planned; with a byte less that least is named.
+    let tight = |memory| {
+        plan(sketch, &Options { drafts: Drafts::Exactly(4), memory: Some(memory), ..options(3, 1000) })
+    };
+    let smallest = on.smallest_memory;
+    assert_eq!(tight(smallest).unwrap().pages, [16]);
+    let refused = tight(smallest - 1).unwrap_err();
+    assert!(matches!(refused, PlanError::TooLittle { smallest: named, .. } if named == smallest));
+    let too_many = plan(sketch, &Options { drafts: Drafts::Exactly(17), ..options(3, 1000) }).unwrap_err();
+    assert!(matches!(too_many, PlanError::Option { option: "drafts", found: 17, most: 16 }));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use motet_engine::{Event, Request, Stream, Turn};
 use std::time::Duration;
 
 /// A page of the scripted device with its place in the index, generously.
-const BYTES_OF_A_PAGE: u64 = 1024 + 400;
+const BYTES_OF_A_PAGE: u64 = 1536 + 400;
 
 /// Turns the wheel and records when each stream got a token.
 fn run_recording(rig: &mut Rig, streams: &mut [Stream]) -> Vec<Vec<Duration>> {

@@ -43,8 +43,10 @@ impl Network {
 
     /// The program that a stage runs, with or without the network's draft head.
     pub fn program(&self, draft_head: bool) -> &Program {
-        let _ = draft_head;
-        &self.trunk
+        match &self.draft {
+            Some(merged) if draft_head => merged,
+            _ => &self.trunk,
+        }
     }
 
     /// What a session must remember, with or without the network's draft head.

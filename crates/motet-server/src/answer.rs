@@ -169,7 +169,10 @@ impl Answer {
                     self.usage.prompt_tokens_details.cached_tokens += usage.cached;
                 }
                 self.usage.completion_tokens += usage.generated;
-                self.usage.completion_tokens_details.reasoning_tokens += reasoning;
+                let details = &mut self.usage.completion_tokens_details;
+                details.reasoning_tokens += reasoning;
+                details.drafted_tokens += usage.drafted;
+                details.accepted_draft_tokens += usage.accepted;
                 self.usage.total_tokens = self.usage.prompt_tokens + self.usage.completion_tokens;
                 Ok(())
             }

@@ -119,6 +119,21 @@ fn write_engine(scrape: &mut Scrape, of: &MetricsSnapshot) {
             ("closed", of.rejected_closed),
         ],
     );
+    scrape.counter("vllm:spec_decode_num_drafts", "Rows with drafts behind them.", of.num_drafts);
+    scrape.counter("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted.", of.num_draft_tokens);
+    scrape.counter(
+        "vllm:spec_decode_num_accepted_tokens",
+        "Drafts that were chosen.",
+        of.num_accepted_tokens,
+    );
+    let positions: Vec<String> = (0..of.draft_limit).map(|position| position.to_string()).collect();
+    let by_position = positions.iter().map(String::as_str).zip(of.accepted_per_position);
+    scrape.counter_by(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Drafts that were chosen, by their number in their step.",
+        "position",
+        &by_position.collect::<Vec<_>>(),
+    );
     scrape.counter("motet:steps", "Steps of the engine.", of.steps);
     scrape.counter("motet:failed_steps", "Steps that failed.", of.failed_steps);
 

@@ -51,6 +51,17 @@ pub(crate) struct PromptDetails {
 pub(crate) struct CompletionDetails {
     /// Those that were thinking.
     pub(crate) reasoning_tokens: usize,
+    /// Tokens that a drafter proposed, if any were.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) drafted_tokens: usize,
+    /// Of these, those that were chosen.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) accepted_draft_tokens: usize,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A choice of a whole chat answer.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::client::{Response, get, head, post, send};
 use common::script::{engine_options, hold, scripted, slow};
 use common::{Running, options, start_with};
-use motet_engine::{Engine, Health, MetricsSnapshot, Options};
+use motet_engine::{Drafts, Engine, Health, MetricsSnapshot, Options};
 use motet_server::ServerOptions;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -340,6 +340,39 @@ async fn neither_metrics_nor_health_tell_what_was_asked_or_answered() {
     }
 }
 
+/// The one sample of that name and those labels.
+fn value(scrape: &str, sample: &str) -> f64 {
+    let labels = "engine=\"0\",model_name=\"tiny\"";
+    let name = sample.replacen('{', &format!("{{{labels},"), 1);
+    let name = if sample.contains('{') { name } else { format!("{sample}{{{labels}}}") };
+    let lines: Vec<_> = scrape.lines().filter_map(|line| line.strip_prefix(&format!("{name} "))).collect();
+    assert_eq!(lines.len(), 1, "{name} in\n{scrape}");
+    lines[0].parse().unwrap()
+}
+
+#[tokio::test]
+async fn drafts_are_counted_in_the_scrape_and_in_the_usage() {
+    let (engine, _) = scripted(&Options { drafts: Drafts::Exactly(2), ..engine_options() });
+    let server = start_with(options(), &engine).ready().await;
+    // Each answered letter stands in the question, followed by those that are answered next.
+    let answer = post(server.address, CHAT, &ask("[defghijklm]", json!({}))).await.json().await;
+    assert_eq!(answer["choices"][0]["message"]["content"], "defghijklm");
+    let details = &answer["usage"]["completion_tokens_details"];
+    // Behind the first letter three times two drafts are right; behind the tenth "]" is not.
+    assert_eq!((&details["drafted_tokens"], &details["accepted_draft_tokens"]), (&json!(8), &json!(6)));
+    let scrape = String::from_utf8(get(server.address, "/metrics").await.bytes().await).unwrap();
+    for (sample, expected) in [
+        ("vllm:spec_decode_num_drafts_total", 4.0),
+        ("vllm:spec_decode_num_draft_tokens_total", 8.0),
+        ("vllm:spec_decode_num_accepted_tokens_total", 6.0),
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"}", 3.0),
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"1\"}", 3.0),
+    ] {
+        assert_eq!(value(&scrape, sample), expected, "{sample}");
+    }
+    assert!(!scrape.contains("position=\"2\""), "no more than two drafts are ever made");
+}
+
 #[tokio::test]
 async fn the_scrape_has_vllms_names_and_counts() {
     let (engine, _) = scripted(&engine_options());
@@ -348,15 +381,6 @@ async fn the_scrape_has_vllms_names_and_counts() {
     post(server.address, CHAT, &endless(json!({"max_tokens": 4, "n": 2}))).await.json().await;
     until(&engine, "nothing left", at_rest).await;
     let scrape = String::from_utf8(get(server.address, "/metrics").await.bytes().await).unwrap();
-    let value = |sample: &str| {
-        let labels = "engine=\"0\",model_name=\"tiny\"";
-        let name = sample.replacen('{', &format!("{{{labels},"), 1);
-        let name = if sample.contains('{') { name } else { format!("{sample}{{{labels}}}") };
-        let lines: Vec<_> =
-            scrape.lines().filter_map(|line| line.strip_prefix(&format!("{name} "))).collect();
-        assert_eq!(lines.len(), 1, "{name} in\n{scrape}");
-        lines[0].parse::<f64>().unwrap()
-    };
     for (sample, expected) in [
         ("vllm:num_requests_running", 0.0),
         ("vllm:num_requests_waiting", 0.0),
@@ -372,7 +396,7 @@ async fn the_scrape_has_vllms_names_and_counts() {
         ("vllm:request_generation_tokens_bucket{le=\"5\"}", 3.0),
         ("vllm:request_generation_tokens_bucket{le=\"2\"}", 0.0),
     ] {
-        assert_eq!(value(sample), expected, "{sample}");
+        assert_eq!(value(&scrape, sample), expected, "{sample}");
     }
     // Every sample belongs to a family that was declared before it, and each family once.
     let mut families = std::collections::BTreeSet::new();

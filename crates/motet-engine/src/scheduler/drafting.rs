@@ -59,6 +59,20 @@ impl Scheduler {
         }
     }
 
+    /// Of a session's drafts the first `accepted` were chosen.
+    pub(super) fn learn(
+        &mut self,
+        slot: Slot,
+        drafts: usize,
+        accepted: usize,
+        metrics: &mut MetricsSnapshot,
+    ) {
+        let session = self.session_mut(slot);
+        session.drafted += drafts;
+        session.accepted += accepted;
+        metrics.drafted(drafts, accepted);
+    }
+
     /// A session's tokens, that of its next row included.
     pub(crate) fn tokens(&self, slot: Slot) -> &[u32] {
         &self.running(slot).tokens

@@ -24,7 +24,7 @@ pub const SKETCHES: [Sketch; 6] = [
 ];
 
 pub const fn sketch(full: bool, window: Option<u32>, recurrent: bool) -> Sketch {
-    Sketch { vocab: 1000, context: 8192, full, window, recurrent }
+    Sketch { vocab: 1000, context: 8192, full, window, recurrent, head: false }
 }
 
 /// A small generator with a seed (SplitMix64).
@@ -78,9 +78,19 @@ pub fn random(mean: u32) -> Script {
 
 impl Rig {
     pub fn new(sketch: Sketch, script: Script, options: &Options) -> Self {
+        Self::with_head(sketch, script, options, |_, _, random| random % 10 < 7)
+    }
+
+    /// With a draft head, if the sketch has one, that is right when `agree` says so.
+    pub fn with_head(
+        sketch: Sketch,
+        script: Script,
+        options: &Options,
+        agree: impl Fn(&Sampling, usize, u64) -> bool + Send + Sync + 'static,
+    ) -> Self {
         let clock = Arc::new(SimClock::default());
         let pace = Pace::Simulated(clock.clone(), Arc::new(step_time));
-        let device = Scripted { pace, ..Scripted::new(script.clone()) };
+        let device = Scripted { pace, agree: Arc::new(agree), ..Scripted::new(script.clone()) };
         let network = sketch.network();
         let plan = Plan::new(&network, options, Machine { memory: None }, &device).unwrap();
         let stage = device.stage(&network, plan.limits());
@@ -169,7 +179,7 @@ pub fn expected(sketch: Sketch, script: &Script, context: usize, request: &Reque
 
 /// A stream that has ended says what it must, however it was cached.
 pub fn assert_same(said: &Answer, expected: &Answer, what: &str) {
-    assert_eq!(Answer { cached: None, ..said.clone() }, *expected, "{what}");
+    assert_eq!(Answer { cached: None, drafted: (0, 0), ..said.clone() }, *expected, "{what}");
 }
 
 /// What a stream said of one choice.
@@ -185,6 +195,8 @@ pub struct Answer {
     pub cached: Option<usize>,
     pub reason: Option<FinishReason>,
     pub generated: usize,
+    /// Drafts, and those that were chosen.
+    pub drafted: (usize, usize),
     pub error: Option<String>,
 }
 
@@ -220,6 +232,7 @@ pub fn add(out: &mut Vec<Answer>, event: Event) {
         Event::Finished { reason, usage, .. } => {
             answer.reason = Some(reason);
             answer.generated = usage.generated;
+            answer.drafted = (usage.drafted, usage.accepted);
         }
         Event::Failed(error) => answer.error = Some(error.to_string()),
     }

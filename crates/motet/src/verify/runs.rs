@@ -402,7 +402,8 @@ mod tests {
     use motet_engine::scripted::{Pace, Script, Scripted, Sketch};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    const WHOLE: Sketch = Sketch { vocab: 1000, context: 2048, full: true, window: None, recurrent: false };
+    const WHOLE: Sketch =
+        Sketch { vocab: 1000, context: 2048, full: true, window: None, recurrent: false, head: false };
 
     /// A scripted stage; with two threads it has `other` instead.
     fn prepare(

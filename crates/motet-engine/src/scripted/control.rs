@@ -1,0 +1,77 @@
+//! The troubles that a test orders, and what it may look at.
+
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Troubles that a test orders. They come in the next steps, one a step, in that order.
+#[derive(Default)]
+pub struct Control {
+    troubles: Mutex<VecDeque<Trouble>>,
+    held: Mutex<bool>,
+    let_go: Condvar,
+    steps: Mutex<u64>,
+    wrong_drafts: Mutex<u64>,
+}
+
+pub(super) enum Trouble {
+    Panic,
+    Fault(u32),
+    Stall(Duration),
+    Commit,
+}
+
+impl Control {
+    /// The next step fails as if a compute thread had panicked, and leaves garbage behind.
+    pub fn panic_next(&self) {
+        self.troubles.lock().push_back(Trouble::Panic);
+    }
+
+    /// In the next step, the rows of the segment with this number (or the last) are not finite.
+    pub fn fault_next(&self, segment: u32) {
+        self.troubles.lock().push_back(Trouble::Fault(segment));
+    }
+
+    /// The next time that rows with drafts are kept, it fails and leaves garbage behind.
+    pub fn fail_commit_next(&self) {
+        self.troubles.lock().push_back(Trouble::Commit);
+    }
+
+    /// The next step takes that much longer.
+    pub fn stall_next(&self, time: Duration) {
+        self.troubles.lock().push_back(Trouble::Stall(time));
+    }
+
+    /// Steps wait at their beginning until [`Control::resume`].
+    pub fn hold(&self) {
+        *self.held.lock() = true;
+    }
+
+    /// Held steps go on.
+    pub fn resume(&self) {
+        *self.held.lock() = false;
+        self.let_go.notify_all();
+    }
+
+    /// Steps that were begun.
+    pub fn steps(&self) -> u64 {
+        *self.steps.lock()
+    }
+
+    /// Times that the draft head was asked and did not find what the sequential definition would have left there.
+    pub fn wrong_drafts(&self) -> u64 {
+        *self.wrong_drafts.lock()
+    }
+
+    pub(super) fn count_wrong_draft(&self) {
+        *self.wrong_drafts.lock() += 1;
+    }
+
+    pub(super) fn begin(&self) -> Option<Trouble> {
+        *self.steps.lock() += 1;
+        let mut held = self.held.lock();
+        self.let_go.wait_while(&mut held, |held| *held);
+        drop(held);
+        self.troubles.lock().pop_front()
+    }
+}

@@ -1,0 +1,354 @@
+//! The stage: pages, slots and checkpoints, and what rows read back from them.
+
+use super::arithmetic::{
+    CLEAR, Cell, Context, DEAD, GARBAGE, LOST, Memory, ZERO, first_seen, head_entry, hidden, learn, logprob,
+    mix, next_state, random_token, see, somewhere, written,
+};
+use super::control::Trouble;
+use super::{Pace, Script, Scripted, Sketch, Solo};
+use motet_model::batch::{
+    Answer, Ask, Batch, Commit, MAX_POOLS, NO_PAGE, Sampling, Seen, Segment, StateOp, Want,
+};
+use motet_model::device::Observer;
+use motet_model::program::StateKind;
+use motet_model::{DeviceError, InFlight, Limits, Network, PAGE, Slot, Stage};
+use std::time::Duration;
+
+struct Pool {
+    window: Option<u32>,
+    cells: Vec<Cell>,
+}
+
+impl Pool {
+    fn at(&self, table: &[u32], position: usize) -> Cell {
+        match table[position / PAGE] {
+            NO_PAGE => GARBAGE,
+            page => self.cells[page as usize * PAGE + position % PAGE],
+        }
+    }
+}
+
+pub(super) struct ScriptedStage {
+    device: Scripted,
+    sketch: Sketch,
+    pools: Vec<Pool>,
+    slots: Vec<Memory>,
+    checkpoints: Vec<Memory>,
+    history: Vec<u32>,
+    /// What was seen, the drafts before a row included.
+    seen: Vec<Seen>,
+    /// The rows of the last step that wait to be kept or not.
+    verified: Vec<Verified>,
+    commit_fails: bool,
+    /// A conversation as it should be, for the draft head.
+    solo: Solo,
+}
+
+/// A row of a segment with drafts.
+struct Verified {
+    slot: Slot,
+    /// What the session remembers behind the row.
+    memory: Memory,
+    /// Where it was written, in each pool.
+    cells: [usize; MAX_POOLS],
+}
+
+impl ScriptedStage {
+    pub(super) fn new(device: Scripted, network: &Network, limits: &Limits) -> Self {
+        let layout = network.state(limits.draft_head);
+        let pages = |(pool, count): (usize, &usize)| Pool {
+            window: layout.pools[pool].window,
+            cells: vec![GARBAGE; count * PAGE],
+        };
+        let has = |state: &dyn Fn(&StateKind) -> bool| network.trunk.states.iter().any(|s| state(&s.kind));
+        let sketch = Sketch {
+            vocab: network.vocab,
+            context: network.context,
+            full: has(&|kind| matches!(kind, StateKind::Kv { window: None, .. })),
+            window: layout.pools.iter().find_map(|pool| pool.window),
+            recurrent: has(&|kind| kind.recurrent_floats() > 0),
+            head: limits.draft_head,
+        };
+        Self {
+            sketch,
+            pools: limits.pages.iter().enumerate().map(pages).collect(),
+            slots: vec![LOST; limits.sessions],
+            checkpoints: vec![LOST; limits.checkpoints],
+            history: Vec::with_capacity(limits.context),
+            seen: Vec::with_capacity(limits.batch.seen + limits.batch.drafts),
+            verified: Vec::with_capacity(limits.batch.rows),
+            commit_fails: false,
+            solo: Solo::with_capacity(sketch, device.script.clone(), limits.context),
+            device,
+        }
+    }
+
+    /// Whether sessions remember anything beside their pages.
+    fn remembers(&self) -> bool {
+        self.sketch.recurrent || self.sketch.head
+    }
+
+    fn change(&mut self, change: StateOp) {
+        match change {
+            StateOp::ZeroPage { pool, page } => self.fill(pool as usize, page, ZERO),
+            StateOp::Clear { slot } => self.slots[slot.0 as usize] = CLEAR,
+            StateOp::Save { slot, into } => self.checkpoints[into.0 as usize] = self.slots[slot.0 as usize],
+            StateOp::Restore { from, slot } => {
+                self.slots[slot.0 as usize] = self.checkpoints[from.0 as usize]
+            }
+        }
+    }
+
+    fn fill(&mut self, pool: usize, page: u32, cell: Cell) {
+        let from = page as usize * PAGE;
+        self.pools[pool].cells[from..from + PAGE].fill(cell);
+    }
+
+    /// Runs the rows of a segment; `ask` is called behind each row with its position and what is remembered there. What
+    /// carries drafts leaves what the session itself remembers where it is.
+    fn run(
+        &mut self,
+        batch: &Batch,
+        segment: &Segment,
+        mut ask: impl FnMut(&mut Self, usize, usize, Memory),
+    ) {
+        let tokens = batch.segment_tokens(segment);
+        let slot = segment.slot.0 as usize;
+        let mut memory = if self.remembers() { self.slots[slot] } else { CLEAR };
+        for (i, &token) in tokens.iter().enumerate() {
+            let position = segment.first_position as usize + i;
+            let head = if self.sketch.head { head_entry(token, position, memory.hidden) } else { 0 };
+            if self.sketch.recurrent {
+                memory.state = next_state(memory.state, token, position);
+            }
+            let mut cells = [0; MAX_POOLS];
+            for (p, pool) in self.pools.iter_mut().enumerate() {
+                let table = batch.table(segment, p);
+                let before = match position > first_seen(position, pool.window) {
+                    true => pool.at(table, position - 1).digest,
+                    false => 0,
+                };
+                let anywhere = match somewhere(position, pool.window) {
+                    at if at < position => pool.at(table, at).digest,
+                    _ => 0,
+                };
+                let digest = written(token, position, memory.state, before, anywhere);
+                if self.sketch.head {
+                    memory.hidden = hidden(digest, memory.state);
+                }
+                cells[p] = table[position / PAGE] as usize * PAGE + position % PAGE;
+                pool.cells[cells[p]] = Cell { token, digest, head };
+            }
+            match segment.commit {
+                Commit::All => self.slots[slot] = memory,
+                Commit::Verify => self.verified.push(Verified { slot: segment.slot, memory, cells }),
+            }
+            ask(self, segment.rows.start as usize + i, position, memory);
+        }
+    }
+
+    /// A digest of all that the row at `position` sees. Cells behind the segment's last row must be zero, or dead.
+    fn read(&self, batch: &Batch, segment: &Segment, position: usize, memory: Memory) -> u64 {
+        let mut digest = memory.state;
+        for (p, pool) in self.pools.iter().enumerate() {
+            let table = batch.table(segment, p);
+            for at in first_seen(position, pool.window)..=position {
+                digest = mix(digest, pool.at(table, at).digest);
+            }
+            let dirty = |at: &usize| ![ZERO, DEAD].contains(&pool.at(table, *at));
+            if (position + 1..(position + 1).next_multiple_of(PAGE)).any(|at| dirty(&at)) {
+                digest = mix(digest, GARBAGE.digest);
+            }
+        }
+        digest
+    }
+
+    fn answer(
+        &mut self,
+        ask: &Ask,
+        batch: &Batch,
+        segment: &Segment,
+        position: usize,
+        memory: Memory,
+        top: &mut Vec<(u32, f32)>,
+    ) -> Answer {
+        let read = self.read(batch, segment, position, memory);
+        let token = match &ask.want {
+            Want::Score { target } => *target,
+            Want::Sample(sampling) => match &self.device.script {
+                Script::Random { end, mean } => {
+                    see(&mut self.seen, batch, segment, ask.row, sampling);
+                    let (seen, bias) = (&self.seen[..], batch.bias(sampling));
+                    random_token(
+                        read,
+                        sampling,
+                        Context { seen, bias, vocab: self.sketch.vocab },
+                        *end,
+                        *mean,
+                    )
+                }
+                Script::Answers(answer) => {
+                    let table = batch.table(segment, 0);
+                    self.history.clear();
+                    self.history.extend((0..=position).map(|at| self.pools[0].at(table, at).token));
+                    answer(&self.history, sampling)
+                }
+            },
+        };
+        let from = top.len() as u32;
+        top.extend((0..u32::from(ask.top)).map(|i| ((token + i) % self.sketch.vocab as u32, -(i as f32))));
+        Answer {
+            row: ask.row,
+            token,
+            logprob: if ask.logprob { logprob(read, token) } else { f32::NAN },
+            top: from..top.len() as u32,
+            digest: if ask.digest { read } else { 0 },
+        }
+    }
+
+    /// Drafts for one session: looks first whether the head finds what the sequential definition would have left for it.
+    fn draft_segment(
+        &mut self,
+        batch: &Batch,
+        segment: &Segment,
+        sampling: &Sampling,
+        count: usize,
+        drafted: &mut Vec<u32>,
+    ) {
+        let (pool, table, first) = (&self.pools[0], batch.table(segment, 0), segment.first_position as usize);
+        let solo = &mut self.solo;
+        solo.begin_again();
+        (0..first).for_each(|at| solo.push(pool.at(table, at).token));
+        if !solo.agrees(self.slots[segment.slot.0 as usize], |at| pool.at(table, at).head) {
+            self.device.control.count_wrong_draft();
+        }
+        solo.push(batch.segment_tokens(segment)[0]);
+        self.seen.clear();
+        self.seen.extend_from_slice(batch.seen(sampling));
+        for depth in 0..count {
+            let right = solo.next(sampling, &self.seen, batch.bias(sampling));
+            let random = mix(solo.digest(), depth as u64) >> 7;
+            let draft = match (self.device.agree)(sampling, depth, random) {
+                true => right,
+                false => (right + 1) % self.sketch.vocab as u32,
+            };
+            drafted.push(draft);
+            solo.push(draft);
+            if !self.seen.is_empty() {
+                learn(&mut self.seen, draft);
+            }
+        }
+    }
+
+    /// What a step that was broken off leaves behind.
+    fn wreck(&mut self, batch: &Batch) {
+        for change in &batch.before {
+            match *change {
+                StateOp::Save { into, .. } => self.checkpoints[into.0 as usize] = LOST,
+                StateOp::Clear { slot } | StateOp::Restore { slot, .. } => {
+                    self.slots[slot.0 as usize] = LOST;
+                }
+                StateOp::ZeroPage { pool, page } => self.fill(pool as usize, page, GARBAGE),
+            }
+        }
+        for segment in &batch.segments {
+            self.slots[segment.slot.0 as usize] = LOST;
+            let first = segment.first_position as usize;
+            for (p, pool) in self.pools.iter_mut().enumerate() {
+                for position in first..first + segment.rows.len() {
+                    let page = batch.table(segment, p)[position / PAGE] as usize;
+                    pool.cells[page * PAGE + position % PAGE] = GARBAGE;
+                }
+            }
+        }
+    }
+
+    fn pass_time(&self, rows: usize, more: Duration) {
+        match &self.device.pace {
+            Pace::None => {}
+            Pace::Simulated(clock, time) => clock.advance(time(rows) + more),
+            Pace::Real(time) => std::thread::sleep(time(rows) + more),
+        }
+    }
+}
+
+impl Stage for ScriptedStage {
+    fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
+        let trouble = self.device.control.begin();
+        work.batch.check(self.pools.len()).map_err(DeviceError::Batch)?;
+        let more = if let Some(Trouble::Stall(time)) = trouble { time } else { Duration::ZERO };
+        self.pass_time(work.batch.rows(), more);
+        self.commit_fails |= matches!(trouble, Some(Trouble::Commit));
+        let InFlight { batch, answers, top, faults, .. } = work;
+        if let Some(Trouble::Panic) = trouble {
+            self.wreck(batch);
+            return Err(DeviceError::Panic("as ordered".into()));
+        }
+        batch.before.iter().for_each(|&change| self.change(change));
+        self.verified.clear();
+        let mut asks = batch.asks.iter().peekable();
+        for segment in &batch.segments {
+            self.run(batch, segment, |stage, row, position, memory| {
+                while let Some(ask) = asks.next_if(|a| a.row as usize == row) {
+                    answers.push(stage.answer(ask, batch, segment, position, memory, top));
+                }
+            });
+        }
+        if let Some(Trouble::Fault(segment)) = trouble {
+            faults.push(segment.min(batch.segments.len() as u32 - 1));
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
+        if std::mem::take(&mut self.commit_fails) {
+            kept.iter().for_each(|(slot, _)| self.slots[slot.0 as usize] = LOST);
+            return Err(DeviceError::Panic("as ordered".into()));
+        }
+        for &(slot, rows) in kept {
+            let mine = self.verified.iter().filter(|v| v.slot == slot);
+            if rows == 0 || mine.clone().count() < rows {
+                return Err(DeviceError::Batch(format!("slot {} has no {rows} rows to keep", slot.0)));
+            }
+            for (row, verified) in mine.enumerate() {
+                if row + 1 == rows {
+                    self.slots[slot.0 as usize] = verified.memory;
+                }
+                if row >= rows {
+                    self.pools.iter_mut().zip(verified.cells).for_each(|(p, cell)| p.cells[cell] = DEAD);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn draft(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
+        if !self.sketch.head {
+            return Err(DeviceError::Unsupported { device: "scripted".into(), what: "no draft head".into() });
+        }
+        let InFlight { batch, drafted, .. } = work;
+        batch.check(self.pools.len()).map_err(DeviceError::Batch)?;
+        if batch.drafts.len() != batch.segments.len() || !batch.drafts.is_sorted_by(|a, b| a >= b) {
+            return Err(DeviceError::Batch("the most drafts come first".into()));
+        }
+        for (segment, (ask, &count)) in batch.segments.iter().zip(batch.asks.iter().zip(&batch.drafts)) {
+            let Want::Sample(sampling) = &ask.want else {
+                return Err(DeviceError::Batch("a draft is sampled".into()));
+            };
+            self.draft_segment(batch, segment, sampling, count as usize, drafted);
+        }
+        if let Pace::Simulated(clock, _) = &self.device.pace {
+            for pass in 0..batch.drafts.first().copied().unwrap_or(0) {
+                let rows = batch.drafts.iter().filter(|&&count| count > pass).count();
+                clock.advance((self.device.draft_pass)(rows));
+            }
+        }
+        Ok(())
+    }
+
+    fn poison(&mut self, pool: usize, page: u32) {
+        self.fill(pool, page, GARBAGE);
+    }
+
+    fn observe(&mut self, _observer: Option<Box<dyn Observer>>) {}
+}
