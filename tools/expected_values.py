@@ -8,6 +8,8 @@ TINY_DIR holds `tiny-NAME-f32.gguf` and `tiny-NAME.npz` as make_tiny.py writes t
     prompt.P.ids                            token ids of prompt P (a, b, c, d), the same for every model
     tiny-NAME-f32.P.logits                  transformers, F32 weights
     tiny-NAME-f32.P.{hidden,mtp_logits,mtp_hidden}      models with an MTP layer; hidden rows are those after output_norm
+    tiny-NAME-f32.P.mtp_chain               reference.py: logits of three drafts behind the prompt's last token, each fed
+                                            with the layer's own hidden row and its own greatest token of the one before
     tiny-NAME-f16.P.logits                  reference.py (float64) on the F16 twin
     tiny-NAME-q8_0.P.logits                 reference.py on the Q8_0 twin, activations rounded by motet's rule
     tiny-NAME-q8_0.P.logits_exact           the same with unrounded activations
@@ -40,6 +42,17 @@ def save(directory, name, array):
     np.save(directory / f"{name}.npy", np.ascontiguousarray(array, kind))
 
 
+def chain(network, next_ids, hidden, drafts=3):
+    """Logits `[drafts, vocab]` of the MTP layer behind its last row, which feeds itself from then on."""
+    rows = []
+    for _ in range(drafts):
+        logits, own = network.mtp(next_ids, hidden)
+        rows.append(logits[-1])
+        next_ids = np.append(next_ids, logits[-1].argmax())
+        hidden = np.concatenate([hidden, own[-1:]])
+    return np.stack(rows)
+
+
 def oracle_values(name, tiny, out):
     """Values of transformers for the F32 file, and how far the float64 reference is from them."""
     network = Network(tiny / f"tiny-{name}-f32.gguf")
@@ -50,6 +63,7 @@ def oracle_values(name, tiny, out):
         reference = {"logits": logits, "hidden": hidden}
         if f"{prompt}.mtp_logits" in arrays:
             reference["mtp_logits"], reference["mtp_hidden"] = network.mtp(ids[1:], hidden[:-1])
+            save(out, f"tiny-{name}-f32.{prompt}.mtp_chain", chain(network, ids[1:], hidden[:-1]))
         save(out, f"prompt.{prompt}.ids", ids)
         difference = []
         for what, ours in reference.items():

@@ -276,6 +276,7 @@ class Network:
     def mtp(self, next_ids, hidden):
         """The MTP layer, teacher-forced: row i is fed hidden row i and token i + 1. Logits of token i + 2 and the layer's
         own hidden rows, which feed the next draft. Positions are those of the rows, from 0."""
+        self.routing_margin = np.full(len(next_ids), np.inf)
         layer = f"blk.{self.layers}."
         embedded = self.vector("token_embd.weight")[np.asarray(next_ids)]
         pair = [self.norm(layer + "nextn.enorm", embedded), self.norm(layer + "nextn.hnorm", hidden)]

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use motet_gguf::ModelFile;
-use motet_model::device::{Device, DeviceError, Footprint, Limits, Stage};
+use motet_model::device::{Device, DeviceError, DraftShare, Footprint, Limits, Stage};
 use motet_model::network::Network;
+use motet_model::program::Program;
 
 use crate::isa::{Isa, IsaError};
 use crate::pool::{Pool, PoolOptions, default_threads};
@@ -50,6 +51,37 @@ pub(crate) fn unsupported(what: impl Into<String>) -> DeviceError {
     DeviceError::Unsupported { device: NAME.into(), what: what.into() }
 }
 
+/// The program that a stage is asked to run.
+fn program<'n>(network: &'n Network, limits: &Limits) -> Result<&'n Program, DeviceError> {
+    match limits.draft_head && network.draft.is_none() {
+        true => Err(unsupported("a draft head, which the model does not have")),
+        false => Ok(network.program(limits.draft_head)),
+    }
+}
+
+impl CpuDevice {
+    /// A footprint without the draft head's share.
+    fn taken(
+        &self,
+        network: &Network,
+        layers: Range<usize>,
+        limits: &Limits,
+    ) -> Result<Footprint, DeviceError> {
+        let program = program(network, limits)?;
+        let ops = program.slice(layers, network.layers);
+        let weights = WeightsLayout::of(program, &ops)?;
+        let sizes = Sizes::of(network, &ops, limits, self.options.threads)?;
+        Ok(Footprint {
+            weights: weights.bytes as u64,
+            workspace_parts: sizes.parts(limits.batch.rows),
+            page: sizes.pages.iter().map(|p| p.stride as u64).collect(),
+            recurrent: 4 * sizes.recurrent_floats as u64,
+            rollback: sizes.rollback.bytes() as u64,
+            draft: DraftShare::default(),
+        })
+    }
+}
+
 impl Device for CpuDevice {
     fn name(&self) -> String {
         let threads = self.options.threads;
@@ -62,17 +94,20 @@ impl Device for CpuDevice {
         layers: Range<usize>,
         limits: &Limits,
     ) -> Result<Footprint, DeviceError> {
-        let ops = network.trunk.slice(layers, network.layers);
-        let weights = WeightsLayout::of(&network.trunk, &ops)?;
-        let sizes = Sizes::of(network, &ops, limits, self.options.threads)?;
-        Ok(Footprint {
-            weights: weights.bytes as u64,
-            workspace_parts: sizes.parts(limits.batch.rows),
-            page: sizes.pages.iter().map(|p| p.stride as u64).collect(),
-            recurrent: 4 * sizes.recurrent_floats as u64,
-            rollback: sizes.rollback.bytes() as u64,
-            ..Footprint::default()
-        })
+        let taken = self.taken(network, layers.clone(), limits)?;
+        let draft = match limits.draft_head {
+            false => DraftShare::default(),
+            true => {
+                let trunk = self.taken(network, layers, &Limits { draft_head: false, ..limits.clone() })?;
+                let pages = taken.page.iter().zip(&trunk.page);
+                DraftShare {
+                    weights: taken.weights - trunk.weights,
+                    page: pages.map(|(with, without)| with - without).collect(),
+                    recurrent: taken.recurrent - trunk.recurrent,
+                }
+            }
+        };
+        Ok(Footprint { draft, ..taken })
     }
 
     fn prepare(
@@ -85,9 +120,10 @@ impl Device for CpuDevice {
         let spawn = |e: crate::pool::PoolError| unsupported(e.to_string());
         let mut pool = Pool::new(PoolOptions { threads: self.options.threads, ..PoolOptions::default() })
             .map_err(spawn)?;
-        let ops = network.trunk.slice(layers, network.layers);
+        let program = program(network, limits)?;
+        let ops = program.slice(layers, network.layers);
         let sizes = Sizes::of(network, &ops, limits, self.options.threads)?;
-        let weights = WeightsLayout::of(&network.trunk, &ops)?.load(&network.trunk, file, &mut pool)?;
+        let weights = WeightsLayout::of(program, &ops)?.load(program, file, &mut pool)?;
         Ok(Box::new(CpuStage::new(network, ops, limits, sizes, weights, pool, self.options.isa)?))
     }
 }

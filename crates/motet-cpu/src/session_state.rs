@@ -96,6 +96,12 @@ impl SessionState {
         &mut cast_slice_mut(self.slots.bytes_mut())[slot.0 as usize * n..][..n]
     }
 
+    /// The first `floats` of one recurrent state of a session.
+    pub(crate) fn of_slot(&self, slot: Slot, state: StateId, floats: usize) -> &[f32] {
+        let at = slot.0 as usize * self.recurrent_floats + self.recurrent_at[state.0];
+        &cast_slice(self.slots.bytes())[at..at + floats]
+    }
+
     /// Makes one change of state.
     pub(crate) fn apply(&mut self, op: &StateOp) {
         let n = self.recurrent_floats;

@@ -1,4 +1,4 @@
-//! Steps with rows to verify, and their commits, allocate nothing.
+//! Steps with rows to verify, their commits and drafting allocate nothing.
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{Bench, DRAFTS, Way, tiny};
+use common::{Bench, DRAFTS, GREEDY, Way, tiny};
 use motet_cpu::Isa;
 use motet_gguf::Format;
 use motet_model::KvFormat;
@@ -34,12 +34,12 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn verify_rows_and_commits_allocate_nothing() {
+fn verify_rows_commits_and_drafts_allocate_nothing() {
     let ids: Vec<u32> = (0..60).map(|i| i * 7 % 284).collect();
     for name in ["llama", "gemma3", "qwen35"] {
         let file = tiny(name, Format::Q8_0);
         let way = Way { isa: Isa::best(), threads: 2, kv: KvFormat::F16, chunk: 8 };
-        let mut bench = Bench::new(&file, way, 3, 64);
+        let mut bench = Bench::with(name == "qwen35", &file, way, 3, 64);
         bench.stage.observe(None);
         bench.stage.reserve(24).expect("memory for all rows");
         let mut counted = 0;
@@ -56,12 +56,22 @@ fn verify_rows_and_commits_allocate_nothing() {
             if step > 0 {
                 bench.stage.commit(&[(Slot(0), 1), (Slot(1), 1)]).expect("a commit");
             }
+            let mut allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            bench.work.clear();
+            if name == "qwen35" {
+                for (drafts, session) in [(DRAFTS, 2), (DRAFTS, 0), (1, 1)] {
+                    bench.wish(session, &ids[..=at[session]], drafts, GREEDY);
+                }
+                let before = ALLOCATIONS.load(Ordering::Relaxed);
+                bench.stage.draft(&mut bench.work).expect("drafts");
+                allocated += ALLOCATIONS.load(Ordering::Relaxed) - before;
+                bench.work.clear();
+            }
             match step {
                 // Threads go to sleep and are woken once: the standard library keeps something for each.
                 0..3 => std::thread::sleep(Duration::from_millis(5)),
-                _ => counted += ALLOCATIONS.load(Ordering::Relaxed) - before,
+                _ => counted += allocated,
             }
-            bench.work.clear();
         }
         assert_eq!(counted, 0, "{name}");
     }

@@ -23,6 +23,11 @@ impl<'a> Builder<'a> {
         self.program
     }
 
+    /// The program so far.
+    pub(crate) fn so_far(&self) -> Program {
+        self.program.clone()
+    }
+
     /// Operations from here on stand at `place`.
     pub(crate) fn at(&mut self, place: Place) {
         self.place = place;
@@ -82,9 +87,13 @@ impl<'a> Builder<'a> {
         self.header.file().tensor(name).is_some()
     }
 
+    /// A layer's state of that kind; made at first use.
     pub(crate) fn state(&mut self, layer: usize, kind: StateKind) -> StateId {
-        self.program.states.push(State { layer, kind });
-        StateId(self.program.states.len() - 1)
+        let (states, state) = (&mut self.program.states, State { layer, kind });
+        StateId(states.iter().position(|s| *s == state).unwrap_or_else(|| {
+            states.push(state);
+            states.len() - 1
+        }))
     }
 
     /// The position encoding; equal ones are one.

@@ -23,7 +23,8 @@ pub struct Network {
     pub context: usize,
     /// The network proper: tokens in, logits out.
     pub trunk: Program,
-    /// The multi-token-prediction head, if the file holds one: tokens and hidden rows in, logits out.
+    /// The trunk with the multi-token-prediction head behind it, if the file holds one: one program, whose operations
+    /// begin with the trunk's.
     pub draft: Option<Program>,
 }
 
@@ -35,13 +36,13 @@ impl Network {
     pub fn from_gguf(file: &ModelFile) -> Result<Self, ModelError> {
         let header = Header::new(file)?;
         let network = arch::build(&header)?;
-        for weight in network.trunk.weights.iter().chain(network.draft.iter().flat_map(|d| &d.weights)) {
+        for weight in network.program(true).weights.iter() {
             check_format(weight)?;
         }
         Ok(network)
     }
 
-    /// The program that a stage runs, with or without the network's draft head.
+    /// The program that a stage runs, with the network's draft head (if there is one) or without.
     pub fn program(&self, draft_head: bool) -> &Program {
         match &self.draft {
             Some(merged) if draft_head => merged,

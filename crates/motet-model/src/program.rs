@@ -201,6 +201,11 @@ pub enum StateKind {
         /// Columns of the matrix.
         value_dim: usize,
     },
+    /// The last row of a buffer, `[width]`.
+    Row {
+        /// Columns.
+        width: usize,
+    },
 }
 
 impl StateKind {
@@ -210,6 +215,7 @@ impl StateKind {
             StateKind::Kv { .. } => 0,
             StateKind::Convolution { kernel, channels } => (kernel - 1) * channels,
             StateKind::Delta { heads, key_dim, value_dim } => heads * key_dim * value_dim,
+            StateKind::Row { width } => width,
         }
     }
 }
@@ -312,6 +318,25 @@ pub enum Op {
         scale: f32,
         /// First position that exists: 0, and 1 in an MTP layer.
         first: u32,
+    },
+    /// Writes the rows' keys and values for rows to come; nothing is attended to.
+    Remember {
+        /// Keys.
+        k: Heads,
+        /// Values.
+        v: Heads,
+        /// The pages.
+        state: StateId,
+    },
+    /// out = x of the position before: the row before it, for the first of a session's rows what the session remembers
+    /// (zeros before its first token).
+    Previous {
+        /// Input.
+        x: Cols,
+        /// The last row.
+        state: StateId,
+        /// Output.
+        out: Cols,
     },
     /// Causal depthwise convolution over positions, then silu.
     Convolve {
@@ -419,8 +444,13 @@ pub enum Place {
     Input,
     /// In a layer.
     Layer(usize),
-    /// After the layers: last stage.
+    /// After the layers, on rows that want logits: last stage.
     Output,
+    /// After the layers, on all rows: what the draft head remembers of them. Last stage.
+    Feed,
+    /// The draft head on one row of each session: reads the hidden row in the residual stream, leaves its own there.
+    /// Last stage.
+    Draft,
 }
 
 /// Buffers, weights, state and operations.
@@ -461,6 +491,8 @@ impl Op {
             Op::Linear { .. } => "linear",
             Op::Rope { .. } => "rope",
             Op::Attend { .. } => "attend",
+            Op::Remember { .. } => "remember",
+            Op::Previous { .. } => "previous row",
             Op::Convolve { .. } => "convolve",
             Op::Delta { .. } => "gated delta",
             Op::Gate { .. } => "gate",
@@ -486,6 +518,8 @@ impl Op {
             | Op::Combine { .. } => true,
             Op::Linear { .. }
             | Op::Attend { .. }
+            | Op::Remember { .. }
+            | Op::Previous { .. }
             | Op::Convolve { .. }
             | Op::Delta { .. }
             | Op::ExpertLinear { .. }
@@ -517,6 +551,15 @@ impl Op {
             }
             Op::Attend { q, k, v, out, state, .. } => {
                 t.reads = vec![q.buffer, k.buffer, v.buffer];
+                t.writes = vec![out.buffer];
+                t.state = Some(*state);
+            }
+            Op::Remember { k, v, state } => {
+                t.reads = vec![k.buffer, v.buffer];
+                t.state = Some(*state);
+            }
+            Op::Previous { x, state, out } => {
+                t.reads = vec![x.buffer];
                 t.writes = vec![out.buffer];
                 t.state = Some(*state);
             }
@@ -569,7 +612,7 @@ impl Program {
         let inside = |place: Place| match place {
             Place::Input => layers.start == 0,
             Place::Layer(l) => layers.contains(&l),
-            Place::Output => layers.end == all,
+            Place::Output | Place::Feed | Place::Draft => layers.end == all,
         };
         (0..self.ops.len()).filter(|&i| inside(self.ops[i].0)).collect()
     }

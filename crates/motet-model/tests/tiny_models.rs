@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use motet_gguf::{Metadata, ModelFile, Value, Writer};
 use motet_model::header::ModelError;
 use motet_model::layout::{StateLayout, WorkspaceLayout, manifest, regions};
-use motet_model::program::{Op, RESIDUAL};
+use motet_model::program::{Op, Place, RESIDUAL};
 use motet_model::{Network, Program};
 
 const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35"];
@@ -30,19 +30,38 @@ fn all_ops(program: &Program) -> Vec<usize> {
 fn trunk_and_draft_use_every_tensor_of_the_file() {
     for name in MODELS {
         let (file, network) = (tiny(name), network(name));
-        let weights = network.trunk.weights.iter().chain(network.draft.iter().flat_map(|d| &d.weights));
-        let used: BTreeSet<_> = weights.map(|w| w.tensor.as_str()).collect();
+        let used: BTreeSet<_> = network.program(true).weights.iter().map(|w| w.tensor.as_str()).collect();
         let held: BTreeSet<_> = file.tensors().iter().map(|t| t.name.as_str()).collect();
         assert_eq!(used, held, "{name}");
         assert_eq!(network.draft.is_some(), name == "qwen35");
     }
 }
 
+/// A stage with the head computes the trunk as one without: same operations, same names for buffers, weights and state.
+#[test]
+fn the_head_stands_behind_the_trunk() {
+    for name in MODELS {
+        let network = network(name);
+        let (trunk, both) = (&network.trunk, network.program(true));
+        let in_trunk = |place| matches!(place, Place::Input | Place::Layer(_) | Place::Output);
+        let (front, behind) = both.ops.split_at(trunk.ops.len());
+        assert_eq!(front, trunk.ops, "{name}");
+        assert!(front.iter().all(|(place, _)| in_trunk(*place)), "{name}");
+        assert!(!behind.iter().any(|(place, _)| in_trunk(*place)), "{name}");
+        assert!(both.states.starts_with(&trunk.states) && both.weights.starts_with(&trunk.weights), "{name}");
+        let alone = WorkspaceLayout::of(trunk, &all_ops(trunk)).width;
+        let together = WorkspaceLayout::of(both, &all_ops(both)).width;
+        let head: usize = both.buffers[trunk.buffers.len()..].iter().map(|b| b.width).sum();
+        assert!(together <= alone.max(head + 64 * 6), "{name}: {together} columns, {alone} without the head");
+    }
+}
+
 #[test]
 fn no_operation_overwrites_what_will_be_read() {
     for name in MODELS {
-        let program = network(name).trunk;
-        let layout = WorkspaceLayout::of(&program, &all_ops(&program));
+        let network = network(name);
+        let program = network.program(true);
+        let layout = WorkspaceLayout::of(program, &all_ops(program));
         let columns = |b: usize| layout.at[b].unwrap()..layout.at[b].unwrap() + program.buffers[b].width;
         // Who wrote each column last: a read of another buffer's columns is a read of lost values.
         let mut owner = vec![usize::MAX; layout.width];
@@ -75,9 +94,10 @@ fn no_operation_overwrites_what_will_be_read() {
 #[test]
 fn what_a_region_touches_lies_apart_and_operations_keep_their_order() {
     for name in MODELS {
-        let program = network(name).trunk;
-        let (ops, layout) = (all_ops(&program), WorkspaceLayout::of(&program, &all_ops(&program)));
-        let regions = regions(&program, &ops);
+        let network = network(name);
+        let program = network.program(true);
+        let (ops, layout) = (all_ops(program), WorkspaceLayout::of(program, &all_ops(program)));
+        let regions = regions(program, &ops);
         assert_eq!(regions.iter().cloned().flatten().collect::<Vec<_>>(), ops, "{name}");
         assert!(regions.len() < ops.len(), "{name}: nothing runs together");
         for region in regions {
@@ -127,6 +147,10 @@ fn state_is_what_the_architecture_says() {
     assert_eq!(kinds("gemma3"), (vec![(None, 1), (Some(8), 3)], 0));
     // Three gated delta layers: 3 inputs of 2·2·16 + 4·16 channels, 4 heads of 16 × 16.
     assert_eq!(kinds("qwen35"), (vec![(None, 1)], 3 * (3 * 128 + 4 * 16 * 16)));
+    // With the head a layer of keys and values more, in the same pool, and a hidden row of 64.
+    let with_head = network("qwen35").state(true);
+    assert_eq!(with_head.pools.iter().map(|p| (p.window, p.states.len())).collect::<Vec<_>>(), [(None, 2)]);
+    assert_eq!(with_head.recurrent_floats, 3 * (3 * 128 + 4 * 16 * 16) + 64);
 }
 
 /// The tiny llama with one key replaced and one tensor left out.

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::Args;
 use motet_gguf::{Metadata, ModelFile, Strings, TensorInfo, Value};
 use motet_model::Network;
-use motet_model::program::{Op, StateKind};
+use motet_model::program::{Op, Place, StateKind};
 use motet_text::{ChatTemplate, Tokenizer};
 use serde::Serialize;
 
@@ -47,8 +47,11 @@ impl Inspect {
         let report = Report {
             file: FileFacts::of(&file),
             network: found.map(NetworkFacts::of),
-            program: found.filter(|_| self.program).map(|network| Listing::of(&network.trunk)),
-            draft: found.filter(|_| self.program).and_then(|n| n.draft.as_ref()).map(Listing::of),
+            program: found.filter(|_| self.program).map(|network| Listing::of(&network.trunk, |_| true)),
+            draft: found
+                .filter(|_| self.program)
+                .and_then(|n| n.draft.as_ref())
+                .map(|program| Listing::of(program, |place| matches!(place, Place::Feed | Place::Draft))),
             error: unusable.as_ref().err().map(ToString::to_string),
         };
         match self.json {
@@ -236,7 +239,7 @@ impl fmt::Display for Report {
             write!(f, "\nprogram\n{program}")?;
         }
         if let Some(draft) = &self.draft {
-            write!(f, "\ndraft program (MTP)\n{draft}")?;
+            write!(f, "\ndraft head (MTP)\n{draft}")?;
         }
         Ok(())
     }
@@ -279,7 +282,10 @@ impl fmt::Display for FileFacts {
             Some(Mtp { layers, tensors, bytes }) => line(
                 f,
                 "MTP head",
-                format!("{layers} layer(s), {tensors} tensors, {}; parsed, not loaded", bytes::show(*bytes)),
+                format!(
+                    "{layers} layer(s), {tensors} tensors, {}; loaded where it drafts",
+                    bytes::show(*bytes)
+                ),
             )?,
             None => line(f, "MTP head", "none")?,
         }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use motet_model::layout::manifest;
 use motet_model::program::{Op, Place, Program, StateKind, Weight, WeightKind};
 use serde::Serialize;
 
@@ -54,10 +55,11 @@ struct WeightFacts {
 }
 
 impl Listing {
-    /// Lists a program.
-    pub(crate) fn of(program: &Program) -> Self {
+    /// Lists the operations of a program that stand in some places.
+    pub(crate) fn of(program: &Program, places: impl Fn(Place) -> bool) -> Self {
+        let ops: Vec<usize> = (0..program.ops.len()).filter(|&op| places(program.ops[op].0)).collect();
         let mut parts: Vec<(Place, Vec<Operation>)> = Vec::new();
-        for (place, op) in &program.ops {
+        for (place, op) in ops.iter().map(|&op| &program.ops[op]) {
             let operation = Operation::of(program, *place, op);
             match parts.last_mut().filter(|(last, _)| last == place) {
                 Some((_, operations)) => operations.push(operation),
@@ -70,6 +72,8 @@ impl Listing {
                 Place::Input => ("input", None),
                 Place::Layer(layer) => ("layer", Some(layer)),
                 Place::Output => ("output", None),
+                Place::Feed => ("feed", None),
+                Place::Draft => ("draft", None),
             };
             let alike = |group: &&mut Group| group.place == place && group.operations == operations;
             match groups.iter_mut().find(alike) {
@@ -77,8 +81,9 @@ impl Listing {
                 None => groups.push(Group { place, layers: layer.into_iter().collect(), operations }),
             }
         }
-        let weight_bytes = program.weights.iter().map(Weight::file_bytes).sum();
-        Self { groups, weights: program.weights.len(), weight_bytes }
+        let weights = manifest(program, &ops);
+        let weight_bytes = weights.iter().map(|id| program.weights[id.0].file_bytes()).sum();
+        Self { groups, weights: weights.len(), weight_bytes }
     }
 }
 
@@ -144,6 +149,7 @@ fn describe(kind: &StateKind) -> String {
         StateKind::Delta { heads, key_dim, value_dim } => {
             format!("delta: [{heads}, {key_dim}, {value_dim}]")
         }
+        StateKind::Row { width } => format!("row: [{width}]"),
     }
 }
 
@@ -211,7 +217,7 @@ mod tests {
     fn folding_keeps_every_operation() {
         let file = crate::model::open_file(None).expect("the built-in model opens");
         let network = Network::from_gguf(&file).expect("and has a network");
-        let listing = Listing::of(&network.trunk);
+        let listing = Listing::of(&network.trunk, |_| true);
         let unfolded: usize = listing.groups.iter().map(|g| g.operations.len() * g.layers.len().max(1)).sum();
         assert_eq!(unfolded, network.trunk.ops.len());
         let mut layers: Vec<usize> = listing.groups.iter().flat_map(|g| g.layers.clone()).collect();

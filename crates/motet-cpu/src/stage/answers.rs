@@ -7,15 +7,26 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use motet_model::batch::{Answer, Ask, Batch, Commit, InFlight, Sampling, Seen, Segment, Want};
+use motet_model::device::Observer;
 use motet_model::program::Op;
 
+use super::lines::Lines;
 use super::run::Run;
-use super::{CpuStage, Machine};
+use super::{CpuStage, Head, Machine};
 use crate::isa::Isa;
 use crate::pool::WorkerPanic;
 use crate::sampling::{LogNormaliser, NonFiniteLogits, Settings, digest, most_likely, pick, scratch_len};
 use crate::worker_scratch::WorkerScratch;
 use crate::workspace::Buffers;
+
+/// Whose logits.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum HeadOf {
+    /// The network's.
+    Trunk,
+    /// Those of its draft head.
+    Draft,
+}
 
 /// The most tokens of a top list.
 const MOST: usize = 20;
@@ -31,34 +42,15 @@ impl CpuStage {
     }
 
     fn answer_slice(&mut self, work: &mut InFlight, slice: Range<usize>) -> Result<(), WorkerPanic> {
-        let (d, vocab) = (self.d_model, self.sizes.vocab);
+        let vocab = self.sizes.vocab;
         let count = slice.len();
-        let w = &mut self.workspace;
         let asks = &work.batch.asks[slice];
-        for (ask, row) in asks.iter().zip(w.asked.chunks_exact_mut(d)) {
-            row.copy_from_slice(&work.hidden[ask.row as usize * d..][..d]);
-        }
-        let head = &self.program.ops[self.head.expect("a stage with a head")].1;
-        let Op::Head { x, weight, softcap } = *head else { unreachable!("the last is the head") };
-        let mut run = Run {
-            program: &self.program,
-            machine: &mut self.machine,
-            buffers: Buffers::new(&mut w.asked, d, w.floats.all(), &w.places, count),
-            batch: &work.batch,
-            state: &mut self.state,
-            rollback: &mut self.rollback,
-            scratch: &mut w.scratch,
-            quantised_of: None,
-            observer: self.observer.as_deref_mut(),
-        };
-        run.regions(&self.output, Some(head))?;
-        run.head(x, weight, softcap, &mut w.logits[..count * vocab])?;
-        if let Some(observer) = run.observer.as_deref_mut() {
-            for (ask, (i, logits)) in asks.iter().zip(w.logits.chunks_exact(vocab).enumerate()) {
-                observer.hidden(ask.row, run.buffers.read(x).row(i));
-                observer.logits(ask.row, logits);
-            }
-        }
+        let rows = asks.iter().map(|ask| ask.row as usize);
+        self.logits(HeadOf::Trunk, &work.batch, &work.hidden, rows, |observer, i, hidden, logits| {
+            observer.hidden(asks[i].row, hidden);
+            observer.logits(asks[i].row, logits);
+        })?;
+        let w = &mut self.workspace;
         let Machine { isa, pool, .. } = &mut self.machine;
         let (isa, logits, batch) = (*isa, &w.logits, &work.batch);
         let scratch = WorkerScratch::new(&mut w.sampler, pool.threads(), scratch_len(vocab));
@@ -88,6 +80,49 @@ impl CpuStage {
         work.answers[answered..].sort_unstable_by_key(|answer| answer.row);
         work.faults.sort_unstable();
         work.faults.dedup();
+        Ok(())
+    }
+
+    /// Leaves the logits of some hidden rows, at most `logit_rows`, in the workspace and shows each to the observer:
+    /// the number among them, the row before the head, its logits.
+    pub(super) fn logits(
+        &mut self,
+        of: HeadOf,
+        batch: &Batch,
+        hidden: &[f32],
+        rows: impl ExactSizeIterator<Item = usize>,
+        mut show: impl FnMut(&mut dyn Observer, usize, &[f32], &[f32]),
+    ) -> Result<(), WorkerPanic> {
+        let (d, vocab, count) = (self.d_model, self.sizes.vocab, rows.len());
+        let Head { regions, head } = match of {
+            HeadOf::Trunk => self.output.as_ref(),
+            HeadOf::Draft => self.draft.as_ref().map(|draft| &draft.head),
+        }
+        .expect("only what has a head is asked for logits");
+        let w = &mut self.workspace;
+        for (row, asked) in rows.zip(w.asked.chunks_exact_mut(d)) {
+            asked.copy_from_slice(&hidden[row * d..][..d]);
+        }
+        let head = &self.program.ops[*head].1;
+        let Op::Head { x, weight, softcap } = *head else { unreachable!("`Head::of` saw it") };
+        let mut run = Run {
+            program: &self.program,
+            machine: &mut self.machine,
+            buffers: Buffers::new(&mut w.asked, d, w.floats.all(), &w.places, count),
+            lines: Lines::of(batch),
+            state: &mut self.state,
+            rollback: &mut self.rollback,
+            scratch: &mut w.scratch,
+            quantised_of: None,
+            observer: self.observer.as_deref_mut(),
+        };
+        run.regions(regions, Some(head))?;
+        run.head(x, weight, softcap, &mut w.logits[..count * vocab])?;
+        if let Some(observer) = run.observer.as_deref_mut() {
+            for (i, logits) in w.logits[..count * vocab].chunks_exact(vocab).enumerate() {
+                show(observer, i, run.buffers.read(x).row(i), logits);
+            }
+        }
         Ok(())
     }
 }
@@ -125,7 +160,7 @@ fn answer(
 }
 
 /// The token that a row's logits give for `position`, with the `drafts` before it taken as generated.
-fn choose(
+pub(super) fn choose(
     isa: Isa,
     batch: &Batch,
     s: &Sampling,

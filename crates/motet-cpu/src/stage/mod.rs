@@ -1,11 +1,13 @@
 //! A stage: a range of layers with its weights, workspace and part of every session's state.
 //!
 //! Here is the order of a step; [`run`] goes through the program's operations, [`answers`] through the questions to the
-//! logits.
+//! logits, [`draft`] through the passes of the draft head.
 //! A step allocates nothing. A panic on a compute thread becomes the step's error.
 
 mod answers;
+mod draft;
 mod experts;
+mod lines;
 mod products;
 mod rollback;
 mod row_wise;
@@ -15,11 +17,11 @@ mod sizes;
 mod stateful;
 
 use bytemuck::cast_slice_mut;
-use motet_model::batch::{Batch, Commit, InFlight, Slot};
+use motet_model::batch::{Commit, InFlight, Slot};
 use motet_model::device::{DeviceError, Limits, Observer, Stage};
 use motet_model::layout::WorkspaceLayout;
 use motet_model::network::Network;
-use motet_model::program::{Place as OpPlace, Program, RopeScaling};
+use motet_model::program::{Op, Place as OpPlace, Program, RopeScaling};
 
 use crate::activations::ActivationBlock;
 use crate::arena::Arena;
@@ -33,6 +35,8 @@ use crate::session_state::SessionState;
 use crate::weights::Loaded;
 use crate::workspace::{Buffers, Place};
 
+use draft::DraftHead;
+use lines::Lines;
 use rollback::RollBack;
 use run::{Region, Run};
 pub(crate) use sizes::Sizes;
@@ -42,10 +46,10 @@ pub(crate) struct CpuStage {
     program: Program,
     /// What is done to all rows.
     layers: Vec<Region>,
-    /// What is done to the rows that want logits, before the head.
-    output: Vec<Region>,
-    /// The head, by index into the program.
-    head: Option<usize>,
+    /// From rows of the trunk to logits; `None` on a stage that is not the last.
+    output: Option<Head>,
+    /// The network's draft head, where it is loaded.
+    draft: Option<DraftHead>,
     d_model: usize,
     limits: Limits,
     layout: WorkspaceLayout,
@@ -57,6 +61,24 @@ pub(crate) struct CpuStage {
     workspace: Workspace,
     capacity: usize,
     observer: Option<Box<dyn Observer>>,
+}
+
+/// The operations that end in logits.
+#[derive(Debug)]
+struct Head {
+    /// What comes before the product.
+    regions: Vec<Region>,
+    /// The product, by index into the program.
+    head: usize,
+}
+
+impl Head {
+    /// Some operations of which the last is a head; `None` for no operations.
+    fn of(program: &Program, mut ops: Vec<usize>) -> Option<Self> {
+        let head = ops.pop()?;
+        assert!(matches!(program.ops[head].1, Op::Head { .. }), "the last operation makes logits");
+        Some(Self { regions: Region::all(program, &ops), head })
+    }
 }
 
 /// What operations compute with.
@@ -77,6 +99,8 @@ pub(crate) struct Workspace {
     asked: Vec<f32>,
     logits: Vec<f32>,
     sampler: Vec<f32>,
+    /// The tokens of a pass of drafting, `[segments]`; empty between drafts.
+    tokens: Vec<u32>,
 }
 
 /// What operations need beside the row buffers.
@@ -118,11 +142,17 @@ impl CpuStage {
         pool: Pool,
         isa: Isa,
     ) -> Result<Self, DeviceError> {
-        let program = network.trunk.clone();
+        let program = network.program(limits.draft_head).clone();
         let layout = WorkspaceLayout::of(&program, &ops);
-        let is_output = |op: &usize| program.ops[*op].0 == OpPlace::Output;
-        let (mut output, layers): (Vec<usize>, Vec<usize>) = ops.into_iter().partition(is_output);
-        let head = output.pop();
+        let (mut layers, mut output, mut feed, mut draft) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for op in ops {
+            match program.ops[op].0 {
+                OpPlace::Input | OpPlace::Layer(_) => layers.push(op),
+                OpPlace::Output => output.push(op),
+                OpPlace::Feed => feed.push(op),
+                OpPlace::Draft => draft.push(op),
+            }
+        }
         let state = SessionState::new(
             sizes.pages.clone(),
             &limits.pages,
@@ -135,8 +165,8 @@ impl CpuStage {
         let ropes = program.ropes.iter().map(|r| rope(r, &weights)).collect::<Result<_, _>>()?;
         Ok(Self {
             layers: Region::all(&program, &layers),
-            output: Region::all(&program, &output),
-            head,
+            output: Head::of(&program, output),
+            draft: DraftHead::of(&program, &feed, draft),
             d_model: network.d_model,
             limits: limits.clone(),
             layout,
@@ -170,10 +200,16 @@ impl CpuStage {
         if let Some(token) = batch.tokens.iter().find(|&&t| t as usize >= vocab) {
             return Err(DeviceError::Batch(format!("token {token}, the vocabulary has {vocab}")));
         }
-        for s in &batch.segments {
-            if (s.slot.0 as usize) >= self.limits.sessions {
-                return Err(DeviceError::Batch(format!("slot {} of {}", s.slot.0, self.limits.sessions)));
-            }
+        if let Some(s) = batch.segments.iter().find(|s| (s.slot.0 as usize) >= self.limits.sessions) {
+            return Err(DeviceError::Batch(format!("slot {} of {}", s.slot.0, self.limits.sessions)));
+        }
+        Ok(())
+    }
+
+    /// As [`CpuStage::check`], for the rows of a step.
+    fn check_step(&self, work: &InFlight) -> Result<(), DeviceError> {
+        self.check(work)?;
+        for s in &work.batch.segments {
             let drafts = self.limits.batch.drafts;
             if s.commit == Commit::Verify && (drafts == 0 || s.rows.len() > 1 + drafts) {
                 let rows = s.rows.len();
@@ -205,7 +241,7 @@ impl Stage for CpuStage {
     }
 
     fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
-        self.check(work)?;
+        self.check_step(work)?;
         self.reserve(work.batch.rows())?;
         work.answers.clear();
         work.top.clear();
@@ -218,12 +254,24 @@ impl Stage for CpuStage {
         if rows == 0 {
             return Ok(());
         }
-        self.run_layers(work).map_err(panicked)?;
+        let InFlight { batch, hidden, .. } = work;
+        self.run(Section::Layers, Lines::of(batch), hidden).map_err(panicked)?;
         self.find_faults(work);
-        if self.head.is_some() {
+        let InFlight { batch, hidden, .. } = work;
+        self.run(Section::Feed, Lines::of(batch), hidden).map_err(panicked)?;
+        if self.output.is_some() {
             self.answer(work).map_err(panicked)?;
         }
         Ok(())
+    }
+
+    fn draft(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
+        self.check_draft(work)?;
+        self.reserve(work.batch.rows())?;
+        for op in &work.batch.before {
+            self.state.apply(op);
+        }
+        self.draft_all(work).map_err(panicked)
     }
 
     fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
@@ -240,40 +288,40 @@ impl Stage for CpuStage {
     }
 }
 
+/// Operations that run on all rows of a batch, or of a pass.
+#[derive(Debug, Clone, Copy)]
+enum Section {
+    /// The trunk's layers.
+    Layers,
+    /// What the draft head remembers.
+    Feed,
+    /// The draft head's layer.
+    Draft,
+}
+
 impl CpuStage {
-    /// The operations on all rows.
-    fn run_layers(&mut self, work: &mut InFlight) -> Result<(), WorkerPanic> {
-        let rows = work.batch.rows();
+    /// Runs a section on some rows and their residual stream.
+    fn run(&mut self, section: Section, lines: Lines<'_>, hidden: &mut [f32]) -> Result<(), WorkerPanic> {
+        let regions: &[Region] = match (section, &self.draft) {
+            (Section::Layers, _) => &self.layers,
+            (Section::Feed, Some(draft)) => &draft.feed,
+            (Section::Draft, Some(draft)) => &draft.layer,
+            (Section::Feed | Section::Draft, None) => return Ok(()),
+        };
         let w = &mut self.workspace;
-        fill_rotations(&self.machine.ropes, &work.batch, &mut w.scratch.rotations);
+        lines.fill_rotations(&self.machine.ropes, &mut w.scratch.rotations);
         let mut run = Run {
             program: &self.program,
             machine: &mut self.machine,
-            buffers: Buffers::new(&mut work.hidden, self.d_model, w.floats.all(), &w.places, rows),
-            batch: &work.batch,
+            buffers: Buffers::new(hidden, self.d_model, w.floats.all(), &w.places, lines.tokens.len()),
+            lines,
             state: &mut self.state,
             rollback: &mut self.rollback,
             scratch: &mut w.scratch,
             quantised_of: None,
             observer: self.observer.as_deref_mut(),
         };
-        run.regions(&self.layers, None)
-    }
-}
-
-/// The cosines and sines of all rows, encoding by encoding: `[rows, table]` each.
-fn fill_rotations(ropes: &[Rope], batch: &Batch, out: &mut [f32]) {
-    let rows = batch.rows();
-    let mut rest = out;
-    for rope in ropes {
-        let len = rope.table_len();
-        let (table, behind) = rest.split_at_mut(rows * len);
-        rest = behind;
-        let positions =
-            batch.segments.iter().flat_map(|s| s.first_position..s.first_position + s.rows.len() as u32);
-        for (row, position) in table.chunks_exact_mut(len).zip(positions) {
-            rope.fill(position, row);
-        }
+        run.regions(regions, None)
     }
 }
 

@@ -47,7 +47,7 @@ impl Run<'_> {
             ropes,
             rotations: &self.scratch.rotations,
             rows,
-            tokens: &self.batch.tokens,
+            tokens: self.lines.tokens,
         };
         let cost = ops().map(cost).sum::<usize>() + then.map_or(0, |x| 2 * x.width);
         let per_task = rows_per_task(rows, cost, pool.threads());
@@ -173,6 +173,8 @@ fn run(op: &Op, c: &Context<'_>, row: &mut Row<'_, '_, '_>) {
         }
         Op::Linear { .. }
         | Op::Attend { .. }
+        | Op::Remember { .. }
+        | Op::Previous { .. }
         | Op::Convolve { .. }
         | Op::Delta { .. }
         | Op::ExpertLinear { .. }

@@ -4,11 +4,11 @@
 //! rows, or one operation of another kind. Work is split by rows, output channels, heads or sessions, never along a
 //! sum: which thread computes an element changes no bit. Nothing here allocates.
 
-use motet_model::batch::Batch;
 use motet_model::device::Observer;
 use motet_model::layout::regions;
 use motet_model::program::{BufferId, Cols, Op, Program, WeightId};
 
+use super::lines::Lines;
 use super::rollback::RollBack;
 use super::{Machine, Scratch};
 use crate::pool::WorkerPanic;
@@ -51,7 +51,7 @@ pub(super) struct Run<'a> {
     pub(super) program: &'a Program,
     pub(super) machine: &'a mut Machine,
     pub(super) buffers: Buffers<'a>,
-    pub(super) batch: &'a Batch,
+    pub(super) lines: Lines<'a>,
     pub(super) state: &'a mut SessionState,
     pub(super) rollback: &'a mut RollBack,
     pub(super) scratch: &'a mut Scratch,
@@ -79,6 +79,8 @@ impl Run<'_> {
                 Op::Attend { q, k, v, out, state, scale, first } => {
                     self.attend(*q, *k, *v, *out, *state, *scale, *first)?;
                 }
+                Op::Remember { k, v, state } => self.remember(*k, *v, *state)?,
+                Op::Previous { x, state, out } => self.previous(*x, *state, *out)?,
                 Op::Convolve { x, weight, state, out } => self.convolve(*x, *weight, *state, *out)?,
                 Op::Delta { q, k, v, alpha, beta, a, dt, state, out } => {
                     self.decays(*alpha, *beta, *a, *dt)?;

@@ -44,16 +44,17 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of a stage that runs `ops` of the trunk.
+    /// The sizes of a stage that runs `ops` of the network's program, with its draft head or without.
     pub(crate) fn of(
         network: &Network,
         ops: &[usize],
         limits: &Limits,
         threads: usize,
     ) -> Result<Self, DeviceError> {
-        let program = &network.trunk;
+        let program = network.program(limits.draft_head);
         let all = ops.iter().map(|&op| &program.ops[op].1);
-        let here: Vec<usize> = all.clone().filter_map(|op| op.touches().state).map(|s| s.0).collect();
+        let touched: Vec<usize> = all.clone().filter_map(|op| op.touches().state).map(|s| s.0).collect();
+        let here: Vec<usize> = (0..program.states.len()).filter(|s| touched.contains(s)).collect();
         let layout = StateLayout::of(program);
         let (mut recurrent_at, mut recurrent_floats) = (vec![0; program.states.len()], 0);
         for &state in &here {
@@ -163,6 +164,7 @@ impl Sizes {
             asked: zeros(self.logit_rows * self.d_model).map_err(refused)?,
             logits: zeros(self.logit_rows * self.vocab).map_err(refused)?,
             sampler: zeros(self.sampler_floats).map_err(refused)?,
+            tokens: Vec::with_capacity(self.segments),
         })
     }
 }

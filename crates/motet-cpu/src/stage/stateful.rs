@@ -32,17 +32,10 @@ impl Run<'_> {
     ) -> Result<(), WorkerPanic> {
         let pool_of = self.state.pool_of(state);
         let mut segments = recycle(std::mem::take(&mut self.scratch.tables));
-        segments.extend(self.batch.segments.iter().map(|s| Segment {
-            first_position: s.first_position as usize,
-            first_row: s.rows.start as usize,
-            rows: s.rows.len(),
-            pages: self.batch.table(s, pool_of),
-        }));
+        segments.extend(self.lines.with_pages(pool_of));
         let Machine { isa, pool, .. } = &mut *self.machine;
-        let head_rows =
-            |values, stride, h: Heads| HeadRows { values, row_stride: stride, head_stride: h.stride };
         let (write, others) = self.buffers.write_beside(out.buffer);
-        let view = |h: Heads| head_rows(others.tail_from(h.buffer, h.at), others.stride(h.buffer), h);
+        let view = |h: Heads| head_rows(others.tail_from(h.buffer, h.at), others.stride(h.buffer), h.stride);
         let done = write_segments(*isa, pool, &self.state.pages_mut(state), &segments, view(k), view(v))
             .and_then(|()| {
                 let pages = self.state.pages(state);
@@ -62,6 +55,51 @@ impl Run<'_> {
         done
     }
 
+    /// Writes the rows' keys and values.
+    pub(super) fn remember(&mut self, k: Heads, v: Heads, state: StateId) -> Result<(), WorkerPanic> {
+        let pool_of = self.state.pool_of(state);
+        let mut segments = recycle(std::mem::take(&mut self.scratch.tables));
+        segments.extend(self.lines.with_pages(pool_of));
+        let Machine { isa, pool, .. } = &mut *self.machine;
+        let buffers = &self.buffers;
+        let view =
+            |h: Heads| head_rows(buffers.tail_from(h.buffer, h.at), buffers.stride(h.buffer), h.stride);
+        let pages = self.state.pages_mut(state);
+        let done = write_segments(*isa, pool, &pages, &segments, view(k), view(v));
+        self.scratch.tables = recycle(segments);
+        done
+    }
+
+    /// Each row's predecessor: the row before it, or the last one of the session's rows before these.
+    pub(super) fn previous(&mut self, x: Cols, state: StateId, out: Cols) -> Result<(), WorkerPanic> {
+        let Machine { pool, .. } = &mut *self.machine;
+        let segments = self.lines.segments;
+        let (write, others) = self.buffers.write_beside(out.buffer);
+        let (states, write) = (self.state.recurrent(state), Shared::new(write));
+        let record = self.rollback.recorder(state);
+        pool.run(segments.len(), |number, _| {
+            let segment = &segments[number];
+            let rows = segment.rows.start as usize..segment.rows.end as usize;
+            // SAFETY: tasks differ in the session, and so in rows and slot (`Batch::check`).
+            let (mut out, mut last) = unsafe {
+                (
+                    write.part(rows.clone(), out.at, out.width),
+                    states.part(segment.slot, 0, 1, x.width, x.width),
+                )
+            };
+            let stride = others.stride(x.buffer);
+            let x_rows = others.tail_from(x.buffer, rows.start * stride + x.at);
+            let x = Rows::new(x_rows, rows.len(), x.width, stride);
+            out.row_mut(0).copy_from_slice(last.row_mut(0));
+            (1..rows.len()).for_each(|row| out.row_mut(row).copy_from_slice(x.row(row - 1)));
+            match record.wants(number) {
+                // SAFETY: a session has one task.
+                true => unsafe { record.take_down(number, 0, x) },
+                false => last.row_mut(0).copy_from_slice(x.row(rows.len() - 1)),
+            }
+        })
+    }
+
     /// Causal convolution over each session's rows and what it remembers, then silu.
     pub(super) fn convolve(
         &mut self,
@@ -73,7 +111,7 @@ impl Run<'_> {
         /// Channels of a task.
         const CHANNELS: usize = 128;
         let Machine { isa, pool, weights, .. } = &mut *self.machine;
-        let (isa, segments) = (*isa, &self.batch.segments);
+        let (isa, segments) = (*isa, self.lines.segments);
         let taps = vector(weights, weight);
         let channels = x.width;
         let kernel = taps.len() / channels;
@@ -120,7 +158,7 @@ impl Run<'_> {
     ) -> Result<(), WorkerPanic> {
         let (heads, key_dim, value_dim) = (v.count, k.dim, v.dim);
         let Machine { isa, pool, .. } = &mut *self.machine;
-        let (isa, segments) = (*isa, &self.batch.segments);
+        let (isa, segments) = (*isa, self.lines.segments);
         let (write, others) = self.buffers.write_beside(out.buffer);
         let (states, write) = (self.state.recurrent(state), Shared::new(write));
         let record = self.rollback.recorder(state);
@@ -166,6 +204,11 @@ impl Run<'_> {
             }
         })
     }
+}
+
+/// Heads of rows as attention takes them.
+fn head_rows(values: &[f32], row_stride: usize, head_stride: usize) -> HeadRows<'_> {
+    HeadRows { values, row_stride, head_stride }
 }
 
 /// The memory of an emptied vector for elements of another lifetime.

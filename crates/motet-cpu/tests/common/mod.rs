@@ -2,13 +2,14 @@
 
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, reason = "each test uses its part")]
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use motet_cpu::{CpuDevice, CpuOptions, Isa};
 use motet_gguf::{Format, ModelFile};
 use motet_model::batch::{
-    Ask, BatchLimits, Commit, InFlight, MAX_POOLS, NO_PAGE, Segment, Slot, StateOp, Want,
+    Ask, BatchLimits, Commit, InFlight, MAX_POOLS, NO_PAGE, Sampling, Segment, Slot, StateOp, Want,
 };
 use motet_model::{Device, KvFormat, Limits, Network, Observer, PAGE, Stage};
 
@@ -68,58 +69,78 @@ pub const DRAFTS: usize = 4;
 pub struct Bench {
     pub stage: Box<dyn Stage>,
     pub work: InFlight,
-    pools: usize,
+    /// By session: whose first pages are also its own, and how many.
+    pub shares: Vec<(usize, usize)>,
     windows: Vec<Option<u32>>,
     pages_each: usize,
-    seen: Arc<Mutex<Vec<Vec<f32>>>>,
+    seen: Arc<Mutex<Seen>>,
 }
 
-struct Collector(Arc<Mutex<Vec<Vec<f32>>>>);
+/// What an observer saw.
+#[derive(Default)]
+struct Seen {
+    logits: Vec<Vec<f32>>,
+    drafts: Vec<(usize, Vec<f32>)>,
+}
+
+struct Collector(Arc<Mutex<Seen>>);
 
 impl Observer for Collector {
     fn logits(&mut self, _: u32, logits: &[f32]) {
-        self.0.lock().unwrap().push(logits.to_vec());
+        self.0.lock().unwrap().logits.push(logits.to_vec());
     }
+
+    fn draft_logits(&mut self, segment: usize, depth: usize, logits: &[f32]) {
+        let mut seen = self.0.lock().unwrap();
+        assert_eq!(seen.drafts.iter().filter(|(of, _)| *of == segment).count(), depth, "depths in order");
+        seen.drafts.push((segment, logits.to_vec()));
+    }
+}
+
+/// The token with the greatest logit.
+pub const GREEDY: Sampling = Sampling {
+    seed: 0,
+    choice: 0,
+    temperature: 0.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    repetition_penalty: 1.0,
+    frequency_penalty: 0.0,
+    presence_penalty: 0.0,
+    seen: 0..0,
+    bias: 0..0,
+};
+
+/// What a session was given: the drafts and the logits that they were chosen from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Drafted {
+    pub tokens: Vec<u32>,
+    pub logits: Vec<Vec<f32>>,
 }
 
 impl Bench {
     pub fn new(file: &ModelFile, way: Way, sessions: usize, context: usize) -> Self {
+        Self::with(false, file, way, sessions, context)
+    }
+
+    /// With the network's draft head, or without.
+    pub fn with(draft_head: bool, file: &ModelFile, way: Way, sessions: usize, context: usize) -> Self {
         let network = Network::from_gguf(file).unwrap();
-        let state = network.state(false);
-        let pages_each = context.div_ceil(PAGE);
-        let batch = BatchLimits {
-            rows: way.chunk * sessions,
-            segments: sessions,
-            pages: sessions * MAX_POOLS * pages_each,
-            before: 64,
-            asks: way.chunk * sessions,
-            seen: 0,
-            bias: 0,
-            drafts: DRAFTS,
-        };
-        let limits = Limits {
-            batch,
-            sessions,
-            context,
-            logit_rows: 16,
-            pages: vec![sessions * pages_each; state.pools.len()],
-            checkpoints: 1,
-            kv: way.kv,
-            draft_head: false,
-        };
+        let limits = limits(&network, draft_head, way, sessions, context);
         let device = CpuDevice::new(CpuOptions { threads: way.threads, isa: way.isa });
         let mut stage = device.prepare(&network, file, 0..network.layers, &limits).unwrap();
-        let seen = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::new(Mutex::new(Seen::default()));
         stage.observe(Some(Box::new(Collector(Arc::clone(&seen)))));
-        for pool in 0..state.pools.len() {
-            (0..sessions * pages_each).for_each(|page| stage.poison(pool, page as u32));
+        for (pool, &pages) in limits.pages.iter().enumerate() {
+            (0..pages).for_each(|page| stage.poison(pool, page as u32));
         }
         Self {
             stage,
-            work: InFlight::with_capacity(&batch, network.d_model),
-            pools: state.pools.len(),
-            windows: state.pools.iter().map(|p| p.window).collect(),
-            pages_each,
+            work: InFlight::with_capacity(&limits.batch, network.d_model),
+            shares: vec![(0, 0); sessions],
+            windows: network.state(draft_head).pools.iter().map(|p| p.window).collect(),
+            pages_each: context.div_ceil(PAGE),
             seen,
         }
     }
@@ -131,26 +152,19 @@ impl Bench {
 
     /// As [`Bench::add`]; rows to verify wait for a commit.
     pub fn add_as(&mut self, commit: Commit, session: usize, tokens: &[u32], from: usize, to: usize) {
-        let batch = &mut self.work.batch;
-        let first_row = batch.tokens.len() as u32;
         let slot = Slot(session as u32);
         if from == 0 {
-            batch.before.push(StateOp::Clear { slot });
+            self.work.batch.before.push(StateOp::Clear { slot });
         }
-        let mut tables = [const { 0..0 }; MAX_POOLS];
-        for (pool, table) in tables.iter_mut().enumerate().take(self.pools) {
-            let start = batch.pages.len() as u32;
-            for page in 0..to.div_ceil(PAGE) {
-                // Pages lie backwards, and those that no row sees any more are absent.
-                let id = (session * self.pages_each + self.pages_each - 1 - page) as u32;
-                let gone = self.windows[pool].is_some_and(|w| ((page + 1) * PAGE + w as usize) <= from + 1);
-                batch.pages.push(if gone { NO_PAGE } else { id });
-                if page * PAGE >= from && page * PAGE < to {
-                    batch.before.push(StateOp::ZeroPage { pool: pool as u32, page: id });
-                }
+        let tables = self.lay(session, from, to);
+        let batch = &mut self.work.batch;
+        for (pool, table) in tables.iter().enumerate().take(self.windows.len()) {
+            for page in from.div_ceil(PAGE)..to.div_ceil(PAGE) {
+                let page = batch.pages[table.start as usize + page];
+                batch.before.push(StateOp::ZeroPage { pool: pool as u32, page });
             }
-            *table = start..batch.pages.len() as u32;
         }
+        let first_row = batch.tokens.len() as u32;
         batch.tokens.extend_from_slice(&tokens[from..to]);
         let rows = first_row..batch.tokens.len() as u32;
         for (i, row) in rows.clone().enumerate() {
@@ -160,12 +174,91 @@ impl Bench {
         batch.segments.push(Segment { slot, first_position: from as u32, rows, tables, commit });
     }
 
+    /// The page tables of a session that is about to run rows `from..to`.
+    fn lay(&mut self, session: usize, from: usize, to: usize) -> [Range<u32>; MAX_POOLS] {
+        let pages = &mut self.work.batch.pages;
+        let mut tables = [const { 0..0 }; MAX_POOLS];
+        for (window, table) in self.windows.iter().zip(&mut tables) {
+            let start = pages.len() as u32;
+            for page in 0..to.div_ceil(PAGE) {
+                // Pages lie backwards, and those that no row sees any more are absent.
+                let (other, shared) = self.shares[session];
+                let owner = if page < shared { other } else { session };
+                let id = (owner * self.pages_each + self.pages_each - 1 - page) as u32;
+                let gone = window.is_some_and(|w| ((page + 1) * PAGE + w as usize) <= from + 1);
+                pages.push(if gone { NO_PAGE } else { id });
+            }
+            *table = start..pages.len() as u32;
+        }
+        tables
+    }
+
     /// Runs what was added; the logits of its rows, in order.
     pub fn step(&mut self) -> Vec<Vec<f32>> {
         self.stage.step(&mut self.work).unwrap();
         assert!(self.work.faults.is_empty(), "rows that are not finite");
         self.work.clear();
-        std::mem::take(&mut self.seen.lock().unwrap())
+        std::mem::take(&mut self.seen.lock().unwrap().logits)
+    }
+
+    /// Adds a wish for drafts behind a session's tokens, of which the last has not been run.
+    pub fn wish(&mut self, session: usize, tokens: &[u32], drafts: usize, sampling: Sampling) {
+        let from = tokens.len() - 1;
+        let tables = self.lay(session, from, from + drafts);
+        let batch = &mut self.work.batch;
+        let row = batch.tokens.len() as u32;
+        batch.tokens.push(tokens[from]);
+        let slot = Slot(session as u32);
+        batch.segments.push(Segment {
+            slot,
+            first_position: from as u32,
+            rows: row..row + 1,
+            tables,
+            commit: Commit::All,
+        });
+        batch.asks.push(Ask { row, want: Want::Sample(sampling), top: 0, logprob: false, digest: false });
+        batch.drafts.push(drafts as u32);
+    }
+
+    /// Drafts what was wished for, wish after wish.
+    pub fn draft(&mut self) -> Vec<Drafted> {
+        self.stage.draft(&mut self.work).unwrap();
+        let mut seen = std::mem::take(&mut self.seen.lock().unwrap().drafts);
+        seen.sort_by_key(|(segment, _)| *segment);
+        let (mut tokens, mut logits) = (self.work.drafted.iter(), seen.into_iter().map(|(_, logits)| logits));
+        let drafts = self.work.batch.drafts.iter().map(|&k| k as usize);
+        let all = drafts.map(|k| Drafted {
+            tokens: tokens.by_ref().take(k).copied().collect(),
+            logits: logits.by_ref().take(k).collect(),
+        });
+        let all = all.collect();
+        assert!(tokens.next().is_none() && logits.next().is_none(), "more drafts than were wished for");
+        self.work.clear();
+        all
+    }
+}
+
+/// What a stage is sized for.
+pub fn limits(network: &Network, draft_head: bool, way: Way, sessions: usize, context: usize) -> Limits {
+    let pages_each = context.div_ceil(PAGE);
+    Limits {
+        batch: BatchLimits {
+            rows: way.chunk * sessions,
+            segments: sessions,
+            pages: sessions * MAX_POOLS * pages_each,
+            before: 64,
+            asks: way.chunk * sessions,
+            seen: 0,
+            bias: 0,
+            drafts: DRAFTS,
+        },
+        sessions,
+        context,
+        logit_rows: 16,
+        pages: vec![sessions * pages_each; network.state(draft_head).pools.len()],
+        checkpoints: 1,
+        kv: way.kv,
+        draft_head,
     }
 }
 

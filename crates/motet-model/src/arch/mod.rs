@@ -3,6 +3,7 @@
 //! A file here says what to run and never runs it.
 
 mod blocks;
+mod draft_head;
 mod gemma3;
 mod llama;
 mod qwen2;

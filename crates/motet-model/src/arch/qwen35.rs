@@ -2,6 +2,7 @@
 //! layer in every fourth place, and an MTP head.
 
 use super::blocks::*;
+use super::draft_head::with_draft_head;
 use crate::builder::Builder;
 use crate::header::{Header, ModelError};
 use crate::network::Network;
@@ -18,17 +19,24 @@ pub(super) fn build(header: &Header<'_>) -> Result<Network, ModelError> {
         residual_block(&mut b, &format!("blk.{layer}.attn_norm.weight"), sizes.eps, |b, x, out| {
             match recurrent {
                 true => gated_delta(b, &sizes, &delta, layer, x, out),
-                false => gated_attention(b, &sizes, rope, layer, 0, x, out),
+                false => GatedAttention { layer, rope, first: 0 }.attend(b, &sizes, x, out),
             }
         })?;
         feed_forward_block(&mut b, &sizes, layer)?;
     }
     head(&mut b, &sizes, "output_norm.weight", None)?;
-    let trunk = b.finish();
-    let draft = match sizes.mtp_layers {
-        0 => None,
-        _ => Some(mtp(header, &sizes)?),
-    };
+    let trunk = b.so_far();
+    let attention = GatedAttention { layer: sizes.layers, rope, first: 1 };
+    let draft = with_draft_head(
+        b,
+        &sizes,
+        |b, x| attention.remember(b, &sizes, x),
+        |b| {
+            let norm = format!("blk.{}.attn_norm.weight", sizes.layers);
+            residual_block(b, &norm, sizes.eps, |b, x, out| attention.attend(b, &sizes, x, out))?;
+            feed_forward_block(b, &sizes, sizes.layers)
+        },
+    )?;
     Ok(sizes.network(header, trunk, draft))
 }
 
@@ -126,69 +134,64 @@ fn gated_delta(
     b.linear(&format!("{p}.ssm_out"), read, out)
 }
 
-/// out = W_o (attend(q, k, v) · sigmoid(gate)); W_q holds, head by head, the query's rows and the gate's.
-fn gated_attention(
-    b: &mut Builder<'_>,
-    sizes: &Sizes,
-    rope: RopeId,
+/// Full attention of one layer.
+struct GatedAttention {
     layer: usize,
+    rope: RopeId,
+    /// First position that exists.
     first: u32,
-    x: Cols,
-    out: Cols,
-) -> Result<(), ModelError> {
-    let p = format!("blk.{layer}");
-    let (heads, kv, dim) = (sizes.heads, sizes.kv_heads[layer], sizes.key_dim);
-    let both = b.buffer("q, gate", 2 * heads * dim);
-    let half = |at| Heads { buffer: both.buffer, at, count: heads, dim, stride: 2 * dim };
-    let (q, gate) = (half(0), half(dim));
-    let keys_values = b.buffer("k, v", kv * (dim + sizes.value_dim));
-    let k = keys_values.part(0..kv * dim);
-    let v = keys_values.part(kv * dim..keys_values.width);
-    b.linear(&format!("{p}.attn_q"), x, both)?;
-    b.linear(&format!("{p}.attn_k"), x, k)?;
-    b.linear(&format!("{p}.attn_v"), x, v)?;
-    let (k, v) = (k.heads(kv), v.heads(kv));
-    b.head_norm(&format!("{p}.attn_q_norm.weight"), q, sizes.eps, q)?;
-    b.head_norm(&format!("{p}.attn_k_norm.weight"), k, sizes.eps, k)?;
-    b.push(Op::Rope { x: q, rope });
-    b.push(Op::Rope { x: k, rope });
-    let kind = StateKind::Kv { heads: kv, key_dim: dim, value_dim: sizes.value_dim, window: None };
-    let state = b.state(layer, kind);
-    let attended = b.buffer("attended", heads * sizes.value_dim);
-    let by_head = attended.heads(heads);
-    b.push(Op::Attend { q, k, v, out: by_head, state, scale: inverse_root(dim), first });
-    b.push(Op::Gate { gate, activation: Activation::Sigmoid, x: by_head, out: by_head });
-    b.linear(&format!("{p}.attn_output"), attended, out)
 }
 
-/// The MTP head: reads the hidden row h_i (after the output norm) from the residual stream and the token x_{i+1},
-/// leaves its own hidden row there for the next draft.
-fn mtp(header: &Header<'_>, sizes: &Sizes) -> Result<Program, ModelError> {
-    let layer = sizes.layers;
-    let p = format!("blk.{layer}");
-    let mut b = Builder::new(header, sizes.d_model);
-    b.at(Place::Layer(layer));
-    let d = sizes.d_model;
-    let (embedded, both) = (b.buffer("embedded", d), b.buffer("embedded, hidden", 2 * d));
-    let own = format!("{p}.nextn.embed_tokens.weight");
-    let table = if b.has(&own) { own.as_str() } else { "token_embd.weight" };
-    let table = b.weight(table, &[d, sizes.vocab], WeightKind::Table)?;
-    b.push(Op::Embed { table, scale: 1.0, out: embedded });
-    b.norm(&format!("{p}.nextn.enorm.weight"), embedded, sizes.eps, both.part(0..d))?;
-    b.norm(&format!("{p}.nextn.hnorm.weight"), b.residual(), sizes.eps, both.part(d..2 * d))?;
-    let out = b.residual();
-    b.linear(&format!("{p}.nextn.eh_proj"), both, out)?;
-    let rope = rope(&mut b, RopeStyle::Neox, sizes.key_dim, "rope.freq_base", true)?;
-    residual_block(&mut b, &format!("{p}.attn_norm.weight"), sizes.eps, |b, x, out| {
-        gated_attention(b, sizes, rope, layer, 1, x, out)
-    })?;
-    feed_forward_block(&mut b, sizes, layer)?;
-    let norm = format!("{p}.nextn.shared_head_norm.weight");
-    let norm = if b.has(&norm) { norm.as_str() } else { "output_norm.weight" };
-    b.norm(norm, out, sizes.eps, out)?;
-    let own = format!("{p}.nextn.shared_head_head.weight");
-    let head = [own.as_str(), "output.weight"].into_iter().find(|n| b.has(n)).unwrap_or("token_embd.weight");
-    let weight = b.weight(head, &[d, sizes.vocab], WeightKind::Matrix)?;
-    b.push(Op::Head { x: out, weight, softcap: None });
-    Ok(b.finish())
+impl GatedAttention {
+    /// out = W_o (attend(q, k, v) · sigmoid(gate)); W_q holds, head by head, the query's rows and the gate's.
+    fn attend(&self, b: &mut Builder<'_>, sizes: &Sizes, x: Cols, out: Cols) -> Result<(), ModelError> {
+        let p = format!("blk.{}", self.layer);
+        let (heads, dim) = (sizes.heads, sizes.key_dim);
+        let both = b.buffer("q, gate", 2 * heads * dim);
+        let half = |at| Heads { buffer: both.buffer, at, count: heads, dim, stride: 2 * dim };
+        let (q, gate) = (half(0), half(dim));
+        b.linear(&format!("{p}.attn_q"), x, both)?;
+        let [k, v] = self.keys_values(b, sizes, x)?;
+        b.head_norm(&format!("{p}.attn_q_norm.weight"), q, sizes.eps, q)?;
+        b.push(Op::Rope { x: q, rope: self.rope });
+        self.turn_keys(b, sizes, k)?;
+        let state = self.state(b, sizes);
+        let attended = b.buffer("attended", heads * sizes.value_dim);
+        let by_head = attended.heads(heads);
+        let (scale, first) = (inverse_root(dim), self.first);
+        b.push(Op::Attend { q, k, v, out: by_head, state, scale, first });
+        b.push(Op::Gate { gate, activation: Activation::Sigmoid, x: by_head, out: by_head });
+        b.linear(&format!("{p}.attn_output"), attended, out)
+    }
+
+    /// Keys and values of x for rows to come.
+    fn remember(&self, b: &mut Builder<'_>, sizes: &Sizes, x: Cols) -> Result<(), ModelError> {
+        let [k, v] = self.keys_values(b, sizes, x)?;
+        self.turn_keys(b, sizes, k)?;
+        let state = self.state(b, sizes);
+        b.push(Op::Remember { k, v, state });
+        Ok(())
+    }
+
+    fn keys_values(&self, b: &mut Builder<'_>, sizes: &Sizes, x: Cols) -> Result<[Heads; 2], ModelError> {
+        let (kv, dim) = (sizes.kv_heads[self.layer], sizes.key_dim);
+        let keys_values = b.buffer("k, v", kv * (dim + sizes.value_dim));
+        let k = keys_values.part(0..kv * dim);
+        let v = keys_values.part(kv * dim..keys_values.width);
+        b.linear(&format!("blk.{}.attn_k", self.layer), x, k)?;
+        b.linear(&format!("blk.{}.attn_v", self.layer), x, v)?;
+        Ok([k.heads(kv), v.heads(kv)])
+    }
+
+    fn turn_keys(&self, b: &mut Builder<'_>, sizes: &Sizes, k: Heads) -> Result<(), ModelError> {
+        b.head_norm(&format!("blk.{}.attn_k_norm.weight", self.layer), k, sizes.eps, k)?;
+        b.push(Op::Rope { x: k, rope: self.rope });
+        Ok(())
+    }
+
+    fn state(&self, b: &mut Builder<'_>, sizes: &Sizes) -> StateId {
+        let (key_dim, value_dim) = (sizes.key_dim, sizes.value_dim);
+        let heads = sizes.kv_heads[self.layer];
+        b.state(self.layer, StateKind::Kv { heads, key_dim, value_dim, window: None })
+    }
 }
