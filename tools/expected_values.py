@@ -29,11 +29,11 @@ import numpy as np
 from reference import Network
 from twins import data_hash, write_twin
 
-MODELS = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "glm4moe")
+MODELS = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "glm4moe")
 PROMPTS = "abcd"
 # The set must stay small, so what adds nothing is left out.
-F32_PROMPTS = {"glm4moe": "ab"}
-TWIN_PROMPTS = {"glm4moe": ""}
+F32_PROMPTS = {"qwen35moe": "ab", "glm4moe": "ab"}
+TWIN_PROMPTS = {"qwen35moe": "", "glm4moe": ""}
 EXACT_PROMPTS = "b"
 
 

@@ -17,6 +17,7 @@ import torch
 import transformers as hf
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 
 from mtp import ModelWithMtp
 from torch_to_gguf import Vocabulary, write_gguf
@@ -115,6 +116,27 @@ def qwen35():
     return ModelWithMtp(trunk, qwen3_5.Qwen3_5DecoderLayer, qwen3_5.Qwen3_5RMSNorm)
 
 
+def qwen35moe():
+    """Two gated-delta layers and one of gated attention, each with experts and a gated shared one, and an MTP layer."""
+    settings = COMMON | dict(num_hidden_layers=3, head_dim=32, rms_norm_eps=1e-6, tie_word_embeddings=False)
+    del settings["intermediate_size"]
+    delta = dict(
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        linear_conv_kernel_dim=4,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+    )
+    experts = dict(
+        moe_intermediate_size=32, shared_expert_intermediate_size=64, num_experts=6, num_experts_per_tok=2
+    )
+    ropes = rope(1e4, partial_rotary_factor=0.5, mrope_section=[3, 3, 2])
+    config = hf.Qwen3_5MoeTextConfig(rope_parameters=ropes, **delta, **experts, **settings)
+    trunk = hf.Qwen3_5MoeForCausalLM(config)
+    return ModelWithMtp(trunk, qwen3_5_moe.Qwen3_5MoeDecoderLayer, qwen3_5_moe.Qwen3_5MoeRMSNorm)
+
+
 def glm4moe():
     """One dense layer, two of experts with a selection bias and a shared expert, and an MTP layer."""
     settings = COMMON | dict(num_hidden_layers=3, head_dim=32, attention_bias=True, use_qk_norm=True)
@@ -132,7 +154,8 @@ def glm4moe():
     return ModelWithMtp(trunk, glm4_moe.Glm4MoeDecoderLayer, glm4_moe.Glm4MoeRMSNorm)
 
 
-MODELS = {build.__name__: build for build in (llama, qwen2, qwen3, qwen3moe, gemma3, qwen35, glm4moe)}
+BUILDERS = (llama, qwen2, qwen3, qwen3moe, gemma3, qwen35, qwen35moe, glm4moe)
+MODELS = {build.__name__: build for build in BUILDERS}
 
 # Of the two MoE layers and the MTP layer: the values once drawn for the fixture, kept so that the file can be made again.
 GLM4MOE_SELECTION_BIAS = [
@@ -172,6 +195,8 @@ def randomise(parameters, seed):
 def draw_weights(name, model):
     if name == "qwen35":
         randomise(model.named_parameters(), seed=12)
+    elif name == "qwen35moe":
+        randomise(model.named_parameters(), seed=31)
     elif name == "glm4moe":
         randomise(model.trunk.named_parameters(), seed=21)
         parts = (

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 
 FLOAT_TYPES = {gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16}
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "glm4moe")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "glm4moe")
 BLOCK = 32
 
 
@@ -141,7 +141,7 @@ class Network:
         return y
 
     def attention(self, layer, x, window, rope_base):
-        """Causal attention with grouped heads; optional q/k norms, biases, output gate (qwen35) and sliding window."""
+        """Causal attention with grouped heads; optional q/k norms, biases, output gate (qwen35, qwen35moe) and sliding window."""
         rows = len(x)
         q = self.linear(layer + "attn_q", x).reshape(rows, self.heads, -1)
         k = self.linear(layer + "attn_k", x).reshape(rows, self.kv_heads, self.head_dim)
@@ -223,7 +223,10 @@ class Network:
             down = self.product(self.expert(layer + "ffn_down_exps.weight", expert), silu(gate) * up)
             out[row] += share[row, rank][:, None] * down
         if layer + "ffn_gate_shexp.weight" in self.weights:
-            out = out + self.feed_forward(layer, x, "_shexp")
+            shared = self.feed_forward(layer, x, "_shexp")
+            if layer + "ffn_gate_inp_shexp.weight" in self.weights:
+                shared = shared * sigmoid(x @ self.vector(layer + "ffn_gate_inp_shexp.weight"))[:, None]
+            out = out + shared
         return out
 
     def expert(self, name, index):

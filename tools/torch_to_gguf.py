@@ -1,7 +1,7 @@
 """Write a transformers model (and its MTP layer) as an F32 GGUF file.
 
 Names, shapes and what conversion does to the weights are the conventions of llama.cpp: rotated q/k rows for llama,
-1 added to the norms of gemma3 and qwen35, tiled value heads and -exp(A_log) for the gated delta rule.
+1 added to the norms of gemma3, qwen35 and qwen35moe, tiled value heads and -exp(A_log) for the gated delta rule.
 """
 
 from dataclasses import dataclass
@@ -41,6 +41,8 @@ class Vocabulary:
         writer.add_chat_template(self.chat_template)
 
 
+QWEN35 = ("qwen35", "qwen35moe")
+
 # --- tensors of a layer, in the order they are written: (GGUF name, transformers name) -------------------------------
 
 NORMS = [("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")]
@@ -55,6 +57,7 @@ ATTENTION = [(f"attn_{part}", f"self_attn.{part}_proj") for part in "qkv"] + [("
 HEAD_NORMS = [(f"attn_{part}_norm", f"self_attn.{part}_norm") for part in "qk"]
 FEED_FORWARD = [(f"ffn_{part}", f"mlp.{part}_proj") for part in ("gate", "up", "down")]
 SHARED_EXPERT = [(f"ffn_{part}_shexp", f"mlp.shared_experts.{part}_proj") for part in ("gate", "up", "down")]
+ONE_SHARED_EXPERT = [(f"ffn_{part}_shexp", f"mlp.shared_expert.{part}_proj") for part in ("gate", "up", "down")]
 
 LAYER = {
     "llama": NORMS + ATTENTION + FEED_FORWARD,
@@ -63,6 +66,7 @@ LAYER = {
     "qwen3moe": NORMS + ATTENTION + HEAD_NORMS,
     "gemma3": NORMS_GEMMA + HEAD_NORMS + ATTENTION + FEED_FORWARD,
     "qwen35": NORMS_BEFORE_FFN_RENAMED + ATTENTION + HEAD_NORMS,
+    "qwen35moe": NORMS_BEFORE_FFN_RENAMED + ATTENTION + HEAD_NORMS + ONE_SHARED_EXPERT,
     "glm4moe": NORMS_BEFORE_FFN_RENAMED + ATTENTION + HEAD_NORMS + FEED_FORWARD + SHARED_EXPERT,
 }
 
@@ -93,15 +97,16 @@ class Converter:
         self.writer.add_tensor(name, value.detach().float().contiguous().numpy())
 
     def norm(self, name, value):
-        """A norm weight: gemma3 and qwen35 keep it as its distance from 1."""
-        self.tensor(name, value + 1 if self.arch in ("gemma3", "qwen35") else value)
+        """A norm weight: gemma3, qwen35 and qwen35moe keep it as its distance from 1."""
+        self.tensor(name, value + 1 if self.arch in ("gemma3", *QWEN35) else value)
 
     def hyper_parameters(self, mtp_layers):
         c, w = self.config, self.writer
         w.add_block_count(c.num_hidden_layers + mtp_layers)
         w.add_context_length(c.max_position_embeddings)
         w.add_embedding_length(c.hidden_size)
-        w.add_feed_forward_length(c.intermediate_size)
+        if self.arch != "qwen35moe":
+            w.add_feed_forward_length(c.intermediate_size)
         w.add_head_count(c.num_attention_heads)
         w.add_head_count_kv(c.num_key_value_heads)
         w.add_layer_norm_rms_eps(c.rms_norm_eps)
@@ -111,7 +116,7 @@ class Converter:
         rope = c.rope_parameters
         if self.arch == "llama":
             w.add_rope_dimension_count(c.head_dim)
-        if self.arch in ("qwen35", "glm4moe"):
+        if self.arch in (*QWEN35, "glm4moe"):
             w.add_rope_dimension_count(int(c.head_dim * rope["partial_rotary_factor"]))
         global_rope = rope["full_attention"] if self.arch == "gemma3" else rope
         w.add_rope_freq_base(global_rope["rope_theta"])
@@ -121,8 +126,10 @@ class Converter:
             w.add_float32("gemma3.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
             w.add_sliding_window(c.sliding_window)
             w.add_uint32("gemma3.attention.sliding_window_pattern", c.layer_types.index("full_attention") + 1)
-        if self.arch == "qwen3moe":
+        if self.arch in ("qwen3moe", "qwen35moe"):
             w.add_expert_count(c.num_experts)
+        if self.arch == "qwen35moe":
+            w.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
         if self.arch == "glm4moe":
             w.add_expert_count(c.n_routed_experts)
             w.add_expert_shared_count(c.n_shared_experts)
@@ -130,17 +137,17 @@ class Converter:
             w.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
             w.add_expert_weights_scale(c.routed_scaling_factor)
             w.add_expert_weights_norm(c.norm_topk_prob)
-        if self.arch in ("qwen3moe", "glm4moe"):
+        if self.arch in ("qwen3moe", "qwen35moe", "glm4moe"):
             w.add_expert_used_count(c.num_experts_per_tok)
             w.add_expert_feed_forward_length(c.moe_intermediate_size)
-        if self.arch == "qwen35":
+        if self.arch in QWEN35:
             w.add_rope_dimension_sections([*rope["mrope_section"], 0])
             w.add_ssm_conv_kernel(c.linear_conv_kernel_dim)
             w.add_ssm_state_size(c.linear_key_head_dim)
             w.add_ssm_group_count(c.linear_num_key_heads)
             w.add_ssm_time_step_rank(c.linear_num_value_heads)
             w.add_ssm_inner_size(c.linear_num_value_heads * c.linear_value_head_dim)
-            w.add_uint32("qwen35.full_attention_interval", c.layer_types.index("full_attention") + 1)
+            w.add_uint32(f"{self.arch}.full_attention_interval", c.layer_types.index("full_attention") + 1)
         if mtp_layers:
             w.add_uint32(f"{self.arch}.nextn_predict_layers", mtp_layers)
 
@@ -161,14 +168,16 @@ class Converter:
                 self.tensor(f"{prefix}{name}.bias", bias)
         if source + "mlp.gate.weight" in state:
             self.experts(prefix, source + "mlp.", state)
+        if source + "linear_attn.A_log" in state:
+            self.gated_delta(prefix, source + "linear_attn.", state)
         if self.arch == "qwen35":
-            if source + "linear_attn.A_log" in state:
-                self.gated_delta(prefix, source + "linear_attn.", state)
             for name, theirs in FEED_FORWARD:
                 self.tensor(f"{prefix}{name}.weight", state[f"{source}{theirs}.weight"])
 
     def experts(self, prefix, source, state):
         self.tensor(prefix + "ffn_gate_inp.weight", state[source + "gate.weight"])
+        if source + "shared_expert_gate.weight" in state:
+            self.tensor(prefix + "ffn_gate_inp_shexp.weight", state[source + "shared_expert_gate.weight"].squeeze(0))
         if source + "gate.e_score_correction_bias" in state:
             self.tensor(prefix + "exp_probs_b.bias", state[source + "gate.e_score_correction_bias"])
         gate, up = state[source + "experts.gate_up_proj"].chunk(2, dim=1)

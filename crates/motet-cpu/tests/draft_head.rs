@@ -12,7 +12,7 @@ use motet_model::batch::{Checkpoint, Commit, Sampling, Seen, Slot, StateOp};
 use motet_model::{Device, DeviceError, KvFormat, Network};
 
 /// Models with a head, and the prompts for which the file of expected values has its logits.
-const MODELS: [(&str, &str); 1] = [("qwen35", "abc")];
+const MODELS: [(&str, &str); 3] = [("qwen35", "abc"), ("qwen35moe", "ab"), ("glm4moe", "ab")];
 const SOLO: Way = Way { isa: Isa::Scalar, threads: 1, kv: KvFormat::F32, chunk: 512 };
 
 fn worst(got: &[f32], want: &[f32]) -> f32 {

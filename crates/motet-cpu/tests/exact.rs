@@ -9,7 +9,7 @@ use motet_cpu::Isa;
 use motet_gguf::Format;
 use motet_model::KvFormat;
 
-const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35"];
+const MODELS: [&str; 8] = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "glm4moe"];
 const SOLO: Way = Way { isa: Isa::Scalar, threads: 1, kv: KvFormat::F16, chunk: 512 };
 
 fn same(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {

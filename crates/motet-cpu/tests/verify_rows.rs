@@ -9,7 +9,7 @@ use motet_gguf::Format;
 use motet_model::batch::{Commit, Sampling, Seen, Slot, Want};
 use motet_model::{DeviceError, KvFormat};
 
-const MODELS: [&str; 3] = ["llama", "gemma3", "qwen35"];
+const MODELS: [&str; 4] = ["llama", "gemma3", "qwen35", "qwen35moe"];
 const SOLO: Way = Way { isa: Isa::Scalar, threads: 1, kv: KvFormat::F16, chunk: 512 };
 
 /// A conversation long enough for a sliding window, a convolution and a border of pages.

@@ -176,11 +176,10 @@ impl<'a> Header<'a> {
     /// Another shape. Dimensions of 1 at the end don't count.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Option<&'a TensorInfo>, ModelError> {
         let Some(info) = self.file.tensor(name) else { return Ok(None) };
-        let mut found = info.shape.as_slice();
-        while found.len() > shape.len() && found.last() == Some(&1) {
-            found = &found[..found.len() - 1];
-        }
-        if found.len() != shape.len() || found.iter().zip(shape).any(|(&f, &e)| f != e as u64) {
+        let dimensions = info.shape.len().max(shape.len());
+        let found = info.shape.iter().copied().chain(std::iter::repeat(1)).take(dimensions);
+        let expected = shape.iter().map(|&e| e as u64).chain(std::iter::repeat(1)).take(dimensions);
+        if !found.eq(expected) {
             let (name, found) = (name.to_string(), info.shape.clone());
             return Err(ModelError::Shape { name, found, expected: shape.to_vec() });
         }

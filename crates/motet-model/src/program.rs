@@ -373,7 +373,7 @@ pub enum Op {
     },
     /// out = activation(gate) · x, head by head.
     Gate {
-        /// What is activated.
+        /// What is activated; a head of one column is the factor of a whole head.
         gate: Heads,
         /// By which function.
         activation: Activation,

@@ -11,7 +11,7 @@ use motet_model::layout::{StateLayout, WorkspaceLayout, manifest, regions};
 use motet_model::program::{Op, Place, RESIDUAL};
 use motet_model::{Network, Program};
 
-const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35"];
+const MODELS: [&str; 8] = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "glm4moe"];
 
 fn tiny(name: &str) -> ModelFile {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny");
@@ -33,7 +33,7 @@ fn trunk_and_draft_use_every_tensor_of_the_file() {
         let used: BTreeSet<_> = network.program(true).weights.iter().map(|w| w.tensor.as_str()).collect();
         let held: BTreeSet<_> = file.tensors().iter().map(|t| t.name.as_str()).collect();
         assert_eq!(used, held, "{name}");
-        assert_eq!(network.draft.is_some(), name == "qwen35");
+        assert_eq!(network.draft.is_some(), ["qwen35", "qwen35moe", "glm4moe"].contains(&name));
     }
 }
 
@@ -151,6 +151,8 @@ fn state_is_what_the_architecture_says() {
     let with_head = network("qwen35").state(true);
     assert_eq!(with_head.pools.iter().map(|p| (p.window, p.states.len())).collect::<Vec<_>>(), [(None, 2)]);
     assert_eq!(with_head.recurrent_floats, 3 * (3 * 128 + 4 * 16 * 16) + 64);
+    assert_eq!(kinds("glm4moe"), (vec![(None, 3)], 0));
+    assert_eq!(network("glm4moe").state(true).recurrent_floats, 64);
 }
 
 /// The tiny llama with one key replaced and one tensor left out.

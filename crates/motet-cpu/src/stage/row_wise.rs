@@ -143,6 +143,16 @@ fn run(op: &Op, c: &Context<'_>, row: &mut Row<'_, '_, '_>) {
                 activate_times(isa, activation, gate, whole, &behind[..x.dim], whole);
             }
         }
+        Op::Gate { gate, activation, x, out } if gate.dim < x.dim => {
+            assert!(out == x && gate.dim == 1 && gate.count == x.count, "{gate:?} {x:?} {out:?}");
+            let [of_gate, of_x] = row.parts([gate.buffer, x.buffer]);
+            let one = rows::Heads::whole(1);
+            for h in 0..x.count {
+                let (mut factor, gate) = ([1.0], &of_gate[gate.at + h * gate.stride..][..1]);
+                times_activated(isa, &mut factor, one, activation, gate, one);
+                scale(isa, &mut of_x[x.at + h * x.stride..][..x.dim], factor[0]);
+            }
+        }
         Op::Gate { gate, activation, x, out } => {
             let [of_gate, of_x] = row.parts([gate.buffer, x.buffer]);
             match out == gate {

@@ -197,6 +197,50 @@ pub(super) struct Attention {
     pub(super) scale: f32,
     /// RMS norm of queries and keys by head, before the rotation.
     pub(super) qk_norm: bool,
+    /// First position that exists: 0, and 1 in an MTP layer.
+    pub(super) first: u32,
+}
+
+/// Queries, keys and values of a layer, and where they are remembered.
+struct Projected {
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    state: StateId,
+}
+
+/// q, k, v = W_q x, W_k x, W_v x, normed and turned; q only with `queries`.
+fn project(
+    b: &mut Builder<'_>,
+    sizes: &Sizes,
+    a: &Attention,
+    x: Cols,
+    queries: bool,
+) -> Result<Projected, ModelError> {
+    let p = format!("blk.{}", a.layer);
+    let (heads, kv) = (sizes.heads, sizes.kv_heads[a.layer]);
+    let (nq, nk, nv) = (heads * sizes.key_dim, kv * sizes.key_dim, kv * sizes.value_dim);
+    let qkv = b.buffer("q, k, v", nq + nk + nv);
+    let (q, k, v) = (qkv.part(0..nq), qkv.part(nq..nq + nk), qkv.part(nq + nk..nq + nk + nv));
+    if b.has(&format!("{p}.attn_qkv.weight")) {
+        b.linear(&format!("{p}.attn_qkv"), x, qkv)?;
+    } else {
+        if queries {
+            b.linear(&format!("{p}.attn_q"), x, q)?;
+        }
+        b.linear(&format!("{p}.attn_k"), x, k)?;
+        b.linear(&format!("{p}.attn_v"), x, v)?;
+    }
+    let (q, k, v) = (q.heads(heads), k.heads(kv), v.heads(kv));
+    for (name, x) in [("q", q), ("k", k)].into_iter().skip(usize::from(!queries)) {
+        if a.qk_norm {
+            b.head_norm(&format!("{p}.attn_{name}_norm.weight"), x, sizes.eps, x)?;
+        }
+        b.push(Op::Rope { x, rope: a.rope });
+    }
+    let kind =
+        StateKind::Kv { heads: kv, key_dim: sizes.key_dim, value_dim: sizes.value_dim, window: a.window };
+    Ok(Projected { q, k, v, state: b.state(a.layer, kind) })
 }
 
 /// out = W_o · attend(W_q x, W_k x, W_v x).
@@ -207,31 +251,18 @@ pub(super) fn attention(
     x: Cols,
     out: Cols,
 ) -> Result<(), ModelError> {
-    let p = format!("blk.{}", a.layer);
-    let (heads, kv) = (sizes.heads, sizes.kv_heads[a.layer]);
-    let (nq, nk, nv) = (heads * sizes.key_dim, kv * sizes.key_dim, kv * sizes.value_dim);
-    let qkv = b.buffer("q, k, v", nq + nk + nv);
-    let (q, k, v) = (qkv.part(0..nq), qkv.part(nq..nq + nk), qkv.part(nq + nk..nq + nk + nv));
-    if b.has(&format!("{p}.attn_qkv.weight")) {
-        b.linear(&format!("{p}.attn_qkv"), x, qkv)?;
-    } else {
-        b.linear(&format!("{p}.attn_q"), x, q)?;
-        b.linear(&format!("{p}.attn_k"), x, k)?;
-        b.linear(&format!("{p}.attn_v"), x, v)?;
-    }
-    let (q, k, v) = (q.heads(heads), k.heads(kv), v.heads(kv));
-    if a.qk_norm {
-        b.head_norm(&format!("{p}.attn_q_norm.weight"), q, sizes.eps, q)?;
-        b.head_norm(&format!("{p}.attn_k_norm.weight"), k, sizes.eps, k)?;
-    }
-    b.push(Op::Rope { x: q, rope: a.rope });
-    b.push(Op::Rope { x: k, rope: a.rope });
-    let kind =
-        StateKind::Kv { heads: kv, key_dim: sizes.key_dim, value_dim: sizes.value_dim, window: a.window };
-    let state = b.state(a.layer, kind);
-    let attended = b.buffer("attended", heads * sizes.value_dim);
-    b.push(Op::Attend { q, k, v, out: attended.heads(heads), state, scale: a.scale, first: 0 });
-    b.linear(&format!("{p}.attn_output"), attended, out)
+    let Projected { q, k, v, state } = project(b, sizes, a, x, true)?;
+    let attended = b.buffer("attended", q.count * v.dim);
+    let by_head = attended.heads(q.count);
+    b.push(Op::Attend { q, k, v, out: by_head, state, scale: a.scale, first: a.first });
+    b.linear(&format!("blk.{}.attn_output", a.layer), attended, out)
+}
+
+/// Keys and values of x for rows to come.
+pub(super) fn remember(b: &mut Builder<'_>, sizes: &Sizes, a: &Attention, x: Cols) -> Result<(), ModelError> {
+    let Projected { k, v, state, .. } = project(b, sizes, a, x, false)?;
+    b.push(Op::Remember { k, v, state });
+    Ok(())
 }
 
 /// 1/√n, the usual factor on attention scores.
@@ -247,21 +278,75 @@ pub(super) fn feed_forward(
     x: Cols,
     out: Cols,
 ) -> Result<(), ModelError> {
-    let p = format!("blk.{layer}");
     let width = b.header.by_layer("feed_forward_length", layer + 1).or_else(|_| {
         let blocks = b.header.needed("block_count")?;
         b.header.by_layer("feed_forward_length", blocks)
     })?[layer];
-    let (gate, up) = (b.buffer("gate", width), b.buffer("up", width));
-    b.linear(&format!("{p}.ffn_gate"), x, gate)?;
-    b.linear(&format!("{p}.ffn_up"), x, up)?;
-    b.push(Op::Gate { gate: gate.row(), activation, x: up.row(), out: gate.row() });
-    b.linear(&format!("{p}.ffn_down"), gate, out)
+    gated_feed_forward(b, &format!("blk.{layer}"), "", width, activation, x, out)
 }
 
-/// A mixture of experts: the `used` best of `experts` by soft-max of the router's logits, their weights divided by
-/// their sum; each expert is a feed-forward block with SiLU.
-pub(super) fn experts(b: &mut Builder<'_>, layer: usize, x: Cols, out: Cols) -> Result<(), ModelError> {
+fn gated_feed_forward(
+    b: &mut Builder<'_>,
+    p: &str,
+    suffix: &str,
+    width: usize,
+    activation: Activation,
+    x: Cols,
+    out: Cols,
+) -> Result<(), ModelError> {
+    let (gate, up) = (b.buffer("gate", width), b.buffer("up", width));
+    b.linear(&format!("{p}.ffn_gate{suffix}"), x, gate)?;
+    b.linear(&format!("{p}.ffn_up{suffix}"), x, up)?;
+    b.push(Op::Gate { gate: gate.row(), activation, x: up.row(), out: gate.row() });
+    b.linear(&format!("{p}.ffn_down{suffix}"), gate, out)
+}
+
+/// How router logits choose and weight experts.
+pub(super) struct Routing {
+    pub(super) gating: Gating,
+    /// Whether the chosen weights are divided by their sum.
+    pub(super) normalise: bool,
+    /// Factor on the weights.
+    pub(super) scale: f32,
+}
+
+impl Routing {
+    /// Soft-max over all experts, the weights of those chosen divided by their sum.
+    pub(super) const SOFTMAX: Routing = Routing { gating: Gating::Softmax, normalise: true, scale: 1.0 };
+}
+
+/// An expert of `width` that every row goes to beside those chosen for it:
+/// out += \[sigmoid(w x) ·\] W_down (silu(W_gate x) · W_up x); the factor where the file holds w.
+pub(super) fn shared_expert(
+    b: &mut Builder<'_>,
+    layer: usize,
+    width: usize,
+    x: Cols,
+    out: Cols,
+) -> Result<(), ModelError> {
+    let p = format!("blk.{layer}");
+    let shared = b.buffer("shared expert", b.d_model);
+    gated_feed_forward(b, &p, "_shexp", width, Activation::Silu, x, shared)?;
+    let own = format!("{p}.ffn_gate_inp_shexp");
+    if b.has(&format!("{own}.weight")) {
+        let gate = b.buffer("shared expert's gate", 1);
+        b.linear(&own, x, gate)?;
+        let (gate, x) = (gate.row(), shared.row());
+        b.push(Op::Gate { gate, activation: Activation::Sigmoid, x, out: x });
+    }
+    b.push(Op::Add { x: shared, out });
+    Ok(())
+}
+
+/// A mixture of experts, each a feed-forward block with SiLU: the best by their router's logits, plus a selection bias
+/// where the file holds one.
+pub(super) fn experts(
+    b: &mut Builder<'_>,
+    layer: usize,
+    by: &Routing,
+    x: Cols,
+    out: Cols,
+) -> Result<(), ModelError> {
     let p = format!("blk.{layer}");
     let count = b.header.needed("expert_count")?;
     let used = b.header.needed("expert_used_count")?;
@@ -279,8 +364,9 @@ pub(super) fn experts(b: &mut Builder<'_>, layer: usize, x: Cols, out: Cols) -> 
     let logits = b.buffer("router", count);
     let routing = b.buffer("routing", 2 * used);
     b.linear(&format!("{p}.ffn_gate_inp"), x, logits)?;
-    let (gating, selection_bias) = (Gating::Softmax, None);
-    b.push(Op::Route { logits, gating, selection_bias, used, normalise: true, scale: 1.0, out: routing });
+    let selection_bias = b.optional(&format!("{p}.exp_probs_b.bias"), &[count], WeightKind::Vector)?;
+    let Routing { gating, normalise, scale } = *by;
+    b.push(Op::Route { logits, gating, selection_bias, used, normalise, scale, out: routing });
 
     let by_rank =
         |c: Cols, at: usize| Heads { buffer: c.buffer, at, count: used, dim: width, stride: 2 * width };

@@ -20,7 +20,7 @@ pub(super) fn build(header: &Header<'_>) -> Result<Network, ModelError> {
         b.at(Place::Layer(layer));
         let p = format!("blk.{layer}");
         let (rope, window) = if slides { (local, Some(window)) } else { (global, None) };
-        let a = Attention { layer, rope, window, scale: inverse_root(scaled_by), qk_norm: true };
+        let a = Attention { layer, rope, window, scale: inverse_root(scaled_by), qk_norm: true, first: 0 };
         residual_block(&mut b, &format!("{p}.attn_norm.weight"), sizes.eps, |b, x, out| {
             attention(b, &sizes, &a, x, out)?;
             b.norm(&format!("{p}.post_attention_norm.weight"), out, sizes.eps, out)

@@ -24,13 +24,14 @@ pub(super) fn build_with(
     for layer in 0..sizes.layers {
         b.at(Place::Layer(layer));
         let p = format!("blk.{layer}");
-        let a = Attention { layer, rope, window: None, scale: inverse_root(sizes.key_dim), qk_norm };
+        let scale = inverse_root(sizes.key_dim);
+        let a = Attention { layer, rope, window: None, scale, qk_norm, first: 0 };
         residual_block(&mut b, &format!("{p}.attn_norm.weight"), sizes.eps, |b, x, out| {
             attention(b, &sizes, &a, x, out)
         })?;
         let routed = b.has(&format!("{p}.ffn_gate_inp.weight"));
         residual_block(&mut b, &format!("{p}.ffn_norm.weight"), sizes.eps, |b, x, out| match routed {
-            true => experts(b, layer, x, out),
+            true => experts(b, layer, &Routing::SOFTMAX, x, out),
             false => feed_forward(b, layer, Activation::Silu, x, out),
         })?;
     }

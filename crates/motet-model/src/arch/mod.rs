@@ -5,6 +5,7 @@
 mod blocks;
 mod draft_head;
 mod gemma3;
+mod glm4moe;
 mod llama;
 mod qwen2;
 mod qwen3;
@@ -17,13 +18,15 @@ use crate::network::Network;
 type Build = fn(&Header<'_>) -> Result<Network, ModelError>;
 
 /// The architectures that motet runs, by the name that GGUF gives them.
-const ARCHITECTURES: [(&str, Build); 6] = [
+const ARCHITECTURES: [(&str, Build); 8] = [
     ("llama", llama::build),
     ("qwen2", qwen2::build),
     ("qwen3", qwen3::build),
     ("qwen3moe", qwen3::build_moe),
     ("gemma3", gemma3::build),
     ("qwen35", qwen35::build),
+    ("qwen35moe", qwen35::build_moe),
+    ("glm4moe", glm4moe::build),
 ];
 
 /// Names of the supported architectures.

@@ -1,5 +1,5 @@
-//! Qwen3.5 (2026), text: gated delta layers (Yang et al. 2024, Gated Delta Networks) with a gated full-attention
-//! layer in every fourth place, and an MTP head.
+//! Qwen3.5 (2026), text, dense and with experts: gated delta layers (Yang et al. 2024, Gated Delta Networks) with a gated
+//! full-attention layer in every fourth place, and an MTP head.
 
 use super::blocks::*;
 use super::draft_head::with_draft_head;
@@ -40,9 +40,22 @@ pub(super) fn build(header: &Header<'_>) -> Result<Network, ModelError> {
     Ok(sizes.network(header, trunk, draft))
 }
 
+/// With experts: the same plan; each layer has experts and one that is shared, with a gate.
+pub(super) fn build_moe(header: &Header<'_>) -> Result<Network, ModelError> {
+    header.needed("expert_count")?;
+    build(header)
+}
+
 fn feed_forward_block(b: &mut Builder<'_>, sizes: &Sizes, layer: usize) -> Result<(), ModelError> {
-    residual_block(b, &format!("blk.{layer}.post_attention_norm.weight"), sizes.eps, |b, x, out| {
-        feed_forward(b, layer, Activation::Silu, x, out)
+    let p = format!("blk.{layer}");
+    let routed = b.has(&format!("{p}.ffn_gate_inp.weight"));
+    residual_block(b, &format!("{p}.post_attention_norm.weight"), sizes.eps, |b, x, out| {
+        if !routed {
+            return feed_forward(b, layer, Activation::Silu, x, out);
+        }
+        experts(b, layer, &Routing::SOFTMAX, x, out)?;
+        let width = b.header.needed("expert_shared_feed_forward_length")?;
+        shared_expert(b, layer, width, x, out)
     })
 }
 
