@@ -71,6 +71,8 @@ pub struct Bench {
     pub work: InFlight,
     /// By session: whose first pages are also its own, and how many.
     pub shares: Vec<(usize, usize)>,
+    /// The tokens that the last step's answers named.
+    pub answers: Vec<u32>,
     windows: Vec<Option<u32>>,
     pages_each: usize,
     seen: Arc<Mutex<Seen>>,
@@ -139,6 +141,7 @@ impl Bench {
             stage,
             work: InFlight::with_capacity(&limits.batch, network.d_model),
             shares: vec![(0, 0); sessions],
+            answers: Vec::new(),
             windows: network.state(draft_head).pools.iter().map(|p| p.window).collect(),
             pages_each: context.div_ceil(PAGE),
             seen,
@@ -197,6 +200,8 @@ impl Bench {
     pub fn step(&mut self) -> Vec<Vec<f32>> {
         self.stage.step(&mut self.work).unwrap();
         assert!(self.work.faults.is_empty(), "rows that are not finite");
+        self.answers.clear();
+        self.answers.extend(self.work.answers.iter().map(|a| a.token));
         self.work.clear();
         std::mem::take(&mut self.seen.lock().unwrap().logits)
     }
