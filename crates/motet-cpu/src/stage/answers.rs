@@ -11,6 +11,7 @@ use motet_model::device::Observer;
 use motet_model::program::Op;
 
 use super::lines::Lines;
+use super::profile::Watch;
 use super::run::Run;
 use super::{CpuStage, Head, Machine};
 use crate::isa::Isa;
@@ -51,6 +52,7 @@ impl CpuStage {
             observer.logits(asks[i].row, logits);
         })?;
         let w = &mut self.workspace;
+        let watch = Watch::start();
         let Machine { isa, pool, .. } = &mut self.machine;
         let (isa, logits, batch) = (*isa, &w.logits, &work.batch);
         let scratch = WorkerScratch::new(&mut w.sampler, pool.threads(), scratch_len(vocab));
@@ -76,6 +78,7 @@ impl CpuStage {
                 }
             }
         })?;
+        watch.other(&mut self.profile, "sampling", work.batch.rows());
         // Threads finish in any order.
         work.answers[answered..].sort_unstable_by_key(|answer| answer.row);
         work.faults.sort_unstable();
@@ -115,9 +118,12 @@ impl CpuStage {
             scratch: &mut w.scratch,
             quantised_of: None,
             observer: self.observer.as_deref_mut(),
+            profile: &mut self.profile,
         };
         run.regions(regions, Some(head))?;
+        let watch = Watch::start();
         run.head(x, weight, softcap, &mut w.logits[..count * vocab])?;
+        watch.other(run.profile, "head", batch.rows());
         if let Some(observer) = run.observer.as_deref_mut() {
             for (i, logits) in w.logits[..count * vocab].chunks_exact(vocab).enumerate() {
                 show(observer, i, run.buffers.read(x).row(i), logits);

@@ -9,6 +9,7 @@ mod draft;
 mod experts;
 mod lines;
 mod products;
+mod profile;
 mod rollback;
 mod row_wise;
 mod run;
@@ -37,6 +38,7 @@ use crate::workspace::{Buffers, Place};
 
 use draft::DraftHead;
 use lines::Lines;
+use profile::{Profile, Watch};
 use rollback::RollBack;
 use run::{Region, Run};
 pub(crate) use sizes::Sizes;
@@ -61,6 +63,7 @@ pub(crate) struct CpuStage {
     workspace: Workspace,
     capacity: usize,
     observer: Option<Box<dyn Observer>>,
+    profile: Profile,
 }
 
 /// The operations that end in logits.
@@ -176,6 +179,7 @@ impl CpuStage {
             workspace: Workspace::default(),
             capacity: 0,
             observer: None,
+            profile: Profile::default(),
             program,
             sizes,
         })
@@ -309,7 +313,9 @@ impl CpuStage {
             (Section::Feed | Section::Draft, None) => return Ok(()),
         };
         let w = &mut self.workspace;
+        let watch = Watch::start();
         lines.fill_rotations(&self.machine.ropes, &mut w.scratch.rotations);
+        watch.other(&mut self.profile, "rotations", lines.tokens.len());
         let mut run = Run {
             program: &self.program,
             machine: &mut self.machine,
@@ -320,6 +326,7 @@ impl CpuStage {
             scratch: &mut w.scratch,
             quantised_of: None,
             observer: self.observer.as_deref_mut(),
+            profile: &mut self.profile,
         };
         run.regions(regions, None)
     }

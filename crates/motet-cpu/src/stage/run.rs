@@ -9,6 +9,7 @@ use motet_model::layout::regions;
 use motet_model::program::{BufferId, Cols, Op, Program, WeightId};
 
 use super::lines::Lines;
+use super::profile::{Profile, Watch};
 use super::rollback::RollBack;
 use super::{Machine, Scratch};
 use crate::pool::WorkerPanic;
@@ -58,12 +59,14 @@ pub(super) struct Run<'a> {
     /// The columns whose quantised rows the scratch holds at the moment.
     pub(super) quantised_of: Option<Cols>,
     pub(super) observer: Option<&'a mut (dyn Observer + 'static)>,
+    pub(super) profile: &'a mut Profile,
 }
 
 impl Run<'_> {
     /// Runs some regions; `behind` is the operation that comes next.
     pub(super) fn regions(&mut self, regions: &[Region], behind: Option<&Op>) -> Result<(), WorkerPanic> {
         for (i, region) in regions.iter().enumerate() {
+            let watch = Watch::start();
             let program = self.program;
             let first = &program.ops[region.ops[0]].1;
             if self.quantised_of.is_some_and(|q| region.writes.contains(&q.buffer)) {
@@ -91,6 +94,7 @@ impl Run<'_> {
                 }
                 other => unreachable!("{} runs on the rows that want logits", other.name()),
             }
+            watch.region(self.profile, program, region, &self.lines, self.buffers.rows());
         }
         Ok(())
     }
