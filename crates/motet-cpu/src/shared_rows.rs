@@ -7,7 +7,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Exclusive access to a rectangle `[rows, width]` of floats whose rows lie `stride` floats apart.
 ///
@@ -159,61 +159,118 @@ impl fmt::Debug for RowsMut<'_> {
     }
 }
 
-/// A rectangle cut into a grid of tiles, each handed out once, to whichever thread asks first.
+/// Rectangles of the same rows, cut into tiles of some columns, each handed out once.
 ///
-/// Who computes a tile decides nothing about its values, so threads may take tiles in any order.
+/// Each worker has a run of neighbouring tiles, so that it reads one stretch of memory from front to back; one that has
+/// finished its own takes from the back of another's. Who computes a tile decides nothing about its values.
 #[derive(Debug)]
-pub struct Tiles<'a> {
-    whole: RowsMut<'a>,
-    tile_rows: usize,
+pub struct Tiles<'a, const N: usize = 1> {
+    wholes: [Option<RowsMut<'a>>; N],
     tile_width: usize,
-    taken: AtomicUsize,
+    count: usize,
+    /// The tiles that are left of each worker's run.
+    runs: [Run; RUNS],
+    workers: usize,
 }
 
-/// One tile: where it lies in the whole, and access to it.
+/// Workers that have a run of their own; more than so many share them.
+const RUNS: usize = 16;
+
+/// One tile: where it lies, and access to it.
 #[derive(Debug)]
 pub struct Tile<'a> {
-    /// The rows of the whole that it covers.
-    pub rows: Range<usize>,
-    /// The columns of the whole that it covers.
+    /// Which of the rectangles it belongs to.
+    pub part: usize,
+    /// The columns of the rectangle that it covers.
     pub columns: Range<usize>,
-    /// Its floats, `[rows.len(), columns.len()]`.
+    /// Its floats, `[rows, columns.len()]`.
     pub out: RowsMut<'a>,
 }
 
-impl<'a> Tiles<'a> {
-    /// Tiles of `tile_rows` rows and `tile_width` columns; those at the end may be smaller.
+impl<'a, const N: usize> Tiles<'a, N> {
+    /// Tiles of `tile_width` columns for so many workers; the last one of a rectangle may be smaller.
     ///
     /// # Panics
-    /// If a tile would be empty.
-    pub fn new(whole: RowsMut<'a>, tile_rows: usize, tile_width: usize) -> Self {
-        assert!(tile_rows > 0 && tile_width > 0, "tiles of {tile_rows} × {tile_width}");
-        Tiles { whole, tile_rows, tile_width, taken: AtomicUsize::new(0) }
+    /// If a tile would be empty, or there are no workers.
+    pub fn new(wholes: [Option<RowsMut<'a>>; N], tile_width: usize, workers: usize) -> Self {
+        assert!(tile_width > 0 && workers > 0, "tiles of {tile_width} columns for {workers} workers");
+        let count = wholes.iter().flatten().map(|w| w.width.div_ceil(tile_width)).sum();
+        let workers = workers.min(RUNS);
+        let border = |run: usize| count * run.min(workers) / workers;
+        let runs = std::array::from_fn(|run| Run::new(border(run)..border(run + 1)));
+        Tiles { wholes, tile_width, count, runs, workers }
     }
 
     /// How many tiles there are in all.
     pub fn count(&self) -> usize {
-        self.whole.rows.div_ceil(self.tile_rows) * self.across()
+        self.count
     }
 
-    /// The next tile, or `None` when all are taken. Tiles of the same columns follow each other.
-    pub fn take(&self) -> Option<Tile<'a>> {
-        let count = self.count();
-        let next = |taken| (taken < count).then_some(taken + 1);
-        let index = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
-        let down = self.whole.rows.div_ceil(self.tile_rows);
-        let (row, column) = (index % down * self.tile_rows, index / down * self.tile_width);
-        let rows = row..(row + self.tile_rows).min(self.whole.rows);
-        let columns = column..(column + self.tile_width).min(self.whole.width);
-        // SAFETY: within the whole by the two `min`s. The counter gives each index to one caller, tiles of
+    /// A tile for this worker, or `None` when all are taken.
+    pub fn take(&self, worker: usize) -> Option<Tile<'a>> {
+        let own = worker % self.workers;
+        let others = (1..self.workers).map(|i| (own + i) % self.workers);
+        let mut index =
+            self.runs[own].first().or_else(|| others.into_iter().find_map(|run| self.runs[run].last()))?;
+        let mut part = 0;
+        let whole = loop {
+            if let Some(whole) = &self.wholes[part] {
+                let across = whole.width.div_ceil(self.tile_width);
+                if index < across {
+                    break whole;
+                }
+                index -= across;
+            }
+            part += 1;
+        };
+        let first = index * self.tile_width;
+        let columns = first..(first + self.tile_width).min(whole.width);
+        // SAFETY: within the whole by the `min`. The runs are disjoint and give each index to one caller, tiles of
         // different indices are disjoint, and the whole is never handed out itself.
-        let out = unsafe { self.whole.rectangle(rows.clone(), columns.clone()) };
-        Some(Tile { rows, columns, out })
+        let out = unsafe { whole.rectangle(0..whole.rows, columns.clone()) };
+        Some(Tile { part, columns, out })
+    }
+}
+
+/// Numbers that are handed out from both ends, each once. On a cache line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Run(AtomicU64);
+
+impl Run {
+    fn new(range: Range<usize>) -> Self {
+        Run(AtomicU64::new(pack(range.start as u32, range.end as u32)))
     }
 
-    fn across(&self) -> usize {
-        self.whole.width.div_ceil(self.tile_width)
+    /// The least number that is left.
+    fn first(&self) -> Option<usize> {
+        self.shrink(|start, end| (start + 1, end)).map(|(start, _)| start as usize)
     }
+
+    /// The greatest number that is left.
+    fn last(&self) -> Option<usize> {
+        self.shrink(|start, end| (start, end - 1)).map(|(_, end)| end as usize - 1)
+    }
+
+    /// Shrinks a range that is not empty and returns what it was.
+    fn shrink(&self, shrunk: impl Fn(u32, u32) -> (u32, u32)) -> Option<(u32, u32)> {
+        let update = |packed| {
+            let (start, end) = unpack(packed);
+            (start < end).then(|| {
+                let (start, end) = shrunk(start, end);
+                pack(start, end)
+            })
+        };
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, update).ok().map(unpack)
+    }
+}
+
+fn pack(start: u32, end: u32) -> u64 {
+    u64::from(start) << 32 | u64::from(end)
+}
+
+fn unpack(packed: u64) -> (u32, u32) {
+    ((packed >> 32) as u32, packed as u32)
 }
 
 #[cfg(test)]
@@ -221,31 +278,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_fill_every_float_of_the_rectangle_once_and_none_beside_it() {
+    fn threads_fill_every_float_of_the_rectangles_once_and_none_beside_them() {
         let (rows, width, stride) = (7, 37, 40);
-        let mut values = vec![-1.0; rows * stride];
-        let tiles = Tiles::new(RowsMut::new(&mut values, rows, width, stride), 3, 16);
-        assert_eq!(tiles.count(), 9);
+        let mut values = [vec![-1.0; rows * stride], vec![-1.0; rows * stride]];
+        let [a, b] = &mut values;
+        let wholes = [Some(RowsMut::new(a, rows, width, stride)), Some(RowsMut::new(b, rows, width, stride))];
+        let tiles = Tiles::new(wholes, 4, 3);
+        assert_eq!(tiles.count(), 20);
         std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    while let Some(mut tile) = tiles.take() {
-                        for (r, row) in tile.rows.clone().enumerate() {
-                            for (value, column) in tile.out.row_mut(r).iter_mut().zip(tile.columns.clone()) {
+            // One worker never comes: the others take its run.
+            for worker in [0, 2] {
+                let tiles = &tiles;
+                scope.spawn(move || {
+                    while let Some(mut tile) = tiles.take(worker) {
+                        for row in 0..rows {
+                            for (value, column) in tile.out.row_mut(row).iter_mut().zip(tile.columns.clone())
+                            {
                                 assert_eq!(*value, -1.0, "written twice");
-                                *value = (row * 100 + column) as f32;
+                                *value = (1000 * tile.part + row * 100 + column) as f32;
                             }
                         }
                     }
                 });
             }
         });
-        assert!(tiles.take().is_none());
-        for (i, &value) in values.iter().enumerate() {
-            let (row, column) = (i / stride, i % stride);
-            let expected = if column < width { (row * 100 + column) as f32 } else { -1.0 };
-            assert_eq!(value, expected, "row {row} column {column}");
+        assert!((0..3).all(|worker| tiles.take(worker).is_none()));
+        for (part, values) in values.iter().enumerate() {
+            for (i, &value) in values.iter().enumerate() {
+                let (row, column) = (i / stride, i % stride);
+                let expected = if column < width { (1000 * part + row * 100 + column) as f32 } else { -1.0 };
+                assert_eq!(value, expected, "part {part} row {row} column {column}");
+            }
         }
+    }
+
+    #[test]
+    fn a_worker_takes_its_own_run_from_front_to_back_and_then_others_from_the_back() {
+        let mut values = vec![0.0; 8];
+        let tiles = Tiles::new([Some(RowsMut::new(&mut values, 1, 8, 8))], 1, 2);
+        let take = |worker| tiles.take(worker).map(|t| t.columns.start);
+        assert_eq!([take(1), take(0), take(1), take(1), take(1)], [4, 0, 5, 6, 7].map(Some));
+        assert_eq!([take(1), take(0), take(1), take(0)], [Some(3), Some(1), Some(2), None]);
     }
 
     #[test]

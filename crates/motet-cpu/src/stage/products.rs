@@ -53,36 +53,23 @@ impl Run<'_> {
         }
         let rows = self.buffers.rows();
         let stride = self.buffers.stride(x.buffer);
-        let (mut outs, values) = self.buffers.write_columns::<FUSED>(cols, x.buffer);
+        let (outs, values) = self.buffers.write_columns::<FUSED>(cols, x.buffer);
         let floats = matmul::Rows::float(&values[x.at.min(values.len())..], rows, x.width, stride);
         let blocks = quantised.then(|| {
             matmul::Rows::quantised(&self.scratch.quantised[..rows * (x.width / BLOCK)], rows, x.width)
         });
         let panels: usize = matrices.iter().flatten().map(|(m, _)| m.shape().panel_count()).sum();
         let per_task = panels_per_task(panels, pool.threads());
-        let mut tiles = [const { None }; FUSED];
-        let mut tasks = 0;
-        for (out, tiles) in outs.iter_mut().zip(&mut tiles) {
-            if let Some(out) = out.take() {
-                let t = Tiles::new(out, rows, per_task * PANEL);
-                tasks += t.count();
-                *tiles = Some(t);
-            }
-        }
-        pool.run(tasks, |_, _| {
-            for (tiles, matrix) in tiles.iter().zip(&matrices) {
-                let (Some(tiles), Some((matrix, bias))) = (tiles, matrix) else { return };
-                let Some(mut tile) = tiles.take() else { continue };
-                let panels = tile.columns.start / PANEL..tile.columns.end.div_ceil(PANEL);
-                let x = if matrix.shape().takes_quantised() { blocks.unwrap_or(floats) } else { floats };
-                matrix.multiply(isa, panels, x, tile.out.reborrow());
-                if let Some(bias) = bias {
-                    let bias = vector(weights, *bias);
-                    for r in 0..rows {
-                        add(isa, tile.out.row_mut(r), &bias[tile.columns.clone()]);
-                    }
-                }
-                return;
+        let tiles = Tiles::new(outs, per_task * PANEL, pool.threads());
+        pool.run(tiles.count(), |_, worker| {
+            let Some(mut tile) = tiles.take(worker) else { return };
+            let Some((matrix, bias)) = matrices[tile.part] else { return };
+            let panels = tile.columns.start / PANEL..tile.columns.end.div_ceil(PANEL);
+            let x = if matrix.shape().takes_quantised() { blocks.unwrap_or(floats) } else { floats };
+            matrix.multiply(isa, panels, x, tile.out.reborrow());
+            if let Some(bias) = bias {
+                let bias = &vector(weights, bias)[tile.columns.clone()];
+                (0..rows).for_each(|r| add(isa, tile.out.row_mut(r), bias));
             }
         })
     }
@@ -115,9 +102,10 @@ impl Run<'_> {
             }
         };
         let per_task = panels_per_task(matrix.shape().panel_count(), pool.threads());
-        let tiles = Tiles::new(RowsMut::new(logits, rows, vocab, vocab), rows, per_task * PANEL);
-        pool.run(tiles.count(), |_, _| {
-            if let Some(mut tile) = tiles.take() {
+        let whole = RowsMut::new(logits, rows, vocab, vocab);
+        let tiles = Tiles::new([Some(whole)], per_task * PANEL, pool.threads());
+        pool.run(tiles.count(), |_, worker| {
+            if let Some(mut tile) = tiles.take(worker) {
                 let panels = tile.columns.start / PANEL..tile.columns.end.div_ceil(PANEL);
                 matrix.multiply(isa, panels, input, tile.out.reborrow());
                 if let Some(cap) = cap {
