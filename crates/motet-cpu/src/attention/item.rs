@@ -129,13 +129,14 @@ struct Scratch<'a> {
     v: &'a mut [f32],
 }
 
-/// Runs one item.
+/// Runs one item; `then` is what the thread will probably run next, a matter of time only.
 #[inline(always)]
 pub(super) fn attend_item<L: Lanes>(
     l: L,
     shape: &AttentionShape,
     pages: &KvPages<'_>,
     work: &Work<'_>,
+    then: Option<&Work<'_>>,
     queries: HeadRows<'_>,
     scratch: &mut [f32],
     mut out: Output<'_>,
@@ -156,7 +157,7 @@ pub(super) fn attend_item<L: Lanes>(
             start_split(running, padded_v);
         }
         for first in positions.clone().step_by(PAGE_POSITIONS) {
-            attend_tile(l, shape, pages, work, first, &lens, &mut scratch);
+            attend_tile(l, shape, pages, work, then, first, &lens, &mut scratch);
         }
         for i in work.queries_of(work.rows_that_see(shape, positions), group) {
             let running = &mut scratch.running[i * lens.running()..][..lens.running()];
@@ -186,6 +187,7 @@ fn attend_tile<L: Lanes>(
     shape: &AttentionShape,
     pages: &KvPages<'_>,
     work: &Work<'_>,
+    then: Option<&Work<'_>>,
     first: usize,
     lens: &ItemScratch,
     scratch: &mut Scratch<'_>,
@@ -197,6 +199,7 @@ fn attend_tile<L: Lanes>(
     }
     let queries = work.queries_of(rows.clone(), group);
     let page = work.segment.pages[first / PAGE_POSITIONS];
+    let next = next_tile(shape, work, then, first);
 
     let v = pages.tile(page, KvPart::V, work.kv_head);
     let k = ready(l, pages.tile(page, KvPart::K, work.kv_head), KvPart::K, queries.len(), scratch.k);
@@ -216,7 +219,7 @@ fn attend_tile<L: Lanes>(
         seen,
         queries.len(),
         sums,
-        Next::tile(v, (end, PAGE_POSITIONS), head_dim),
+        next.map_or(Next::NONE, |(page, head)| Next::tile(pages.tile(page, KvPart::K, head), head_dim)),
     );
 
     for i in queries.clone() {
@@ -226,9 +229,8 @@ fn attend_tile<L: Lanes>(
         soften(l, scores, keys, shape.scale, running, padded_v);
     }
 
-    let next = next_page(shape, work, first).map_or(Next::NONE, |page| {
-        Next::tile(pages.tile(page, KvPart::K, work.kv_head), (1, 1), PAGE_POSITIONS)
-    });
+    let next =
+        next.map_or(Next::NONE, |(page, head)| Next::tile(pages.tile(page, KvPart::V, head), PAGE_POSITIONS));
     let v = ready(l, v, KvPart::V, queries.len(), scratch.v);
     // Keys in ascending order, in runs that the same rows see.
     let mut key = 0;
@@ -253,11 +255,22 @@ fn attend_tile<L: Lanes>(
     }
 }
 
-/// The page behind the one from position `first` on, if the item looks at it.
-fn next_page(shape: &AttentionShape, work: &Work<'_>, first: usize) -> Option<u32> {
+/// The tile behind the one from position `first` on: the item's next, or the first of the item that comes then. As page
+/// and KV head.
+fn next_tile(
+    shape: &AttentionShape,
+    work: &Work<'_>,
+    then: Option<&Work<'_>>,
+    first: usize,
+) -> Option<(u32, usize)> {
     let next = first + PAGE_POSITIONS;
     let end = work.keys(shape, work.rows.end - 1).end.min(work.splits.end * SPLIT_POSITIONS);
-    (next < end).then(|| work.segment.pages[next / PAGE_POSITIONS])
+    if next < end {
+        return Some((work.segment.pages[next / PAGE_POSITIONS], work.kv_head));
+    }
+    let then = then?;
+    let first = then.keys(shape, then.rows.start).start.max(then.splits.start * SPLIT_POSITIONS);
+    Some((then.segment.pages[first / PAGE_POSITIONS], then.kv_head))
 }
 
 /// The tile as the products can read it: decoded to floats where that pays or there is no other way.

@@ -49,7 +49,7 @@ use crate::shared_rows::RowsMut;
 use crate::worker_scratch::WorkerScratch;
 
 use item::{ItemScratch, Output, QUERIES, Work, attend_item, combine_item};
-use source::{Pass, Plan, Source};
+use source::{Pass, Plan, Source, Taken};
 
 /// Absolute positions that start afresh together.
 pub const SPLIT_POSITIONS: usize = 512;
@@ -141,16 +141,17 @@ pub fn attend(
     let plan = Plan::new(shape, segments, pool.threads(), records.len() / lens.record());
 
     let record_rows = RowsMut::new(records, plan.records(), lens.record(), lens.record());
-    let source = Mutex::new(Source::new(&plan, Pass::Compute, out.reborrow(), Some(record_rows)));
+    let threads = pool.threads();
+    let source = Mutex::new(Source::new(&plan, Pass::Compute, threads, out.reborrow(), Some(record_rows)));
     pool.run(plan.items(Pass::Compute), |_, worker| {
-        if let Some((work, output)) = next(&source) {
-            run_item(isa, shape, pages, &work, queries, &mut of_workers.lend(worker), output);
+        if let Some(Taken { work, out, then }) = next(&source) {
+            run_item(isa, shape, pages, &work, then.as_ref(), queries, &mut of_workers.lend(worker), out);
         }
     })?;
 
-    let source = Mutex::new(Source::new(&plan, Pass::Combine, out, None));
+    let source = Mutex::new(Source::new(&plan, Pass::Combine, threads, out, None));
     pool.run(plan.items(Pass::Combine), |_, worker| {
-        if let Some((work, Output::Rows(out))) = next(&source) {
+        if let Some(Taken { work, out: Output::Rows(out), .. }) = next(&source) {
             let records = &records[work.first_record * lens.record()..];
             run_combine(isa, shape, &work, records, &mut of_workers.lend(worker), out);
         }
@@ -158,7 +159,7 @@ pub fn attend(
 }
 
 /// Takes the next item. Any worker may get any item: it computes the same bits.
-fn next<'p, 'a>(source: &Mutex<Source<'p, 'a>>) -> Option<(Work<'p>, Output<'a>)> {
+fn next<'p, 'a>(source: &Mutex<Source<'p, 'a>>) -> Option<Taken<'p, 'a>> {
     source.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next()
 }
 
@@ -184,6 +185,7 @@ dispatch! {
         shape: &AttentionShape,
         pages: &KvPages<'_>,
         work: &Work<'_>,
+        then: Option<&Work<'_>>,
         queries: HeadRows<'_>,
         scratch: &mut [f32],
         out: Output<'_>,

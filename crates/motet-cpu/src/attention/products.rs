@@ -21,7 +21,7 @@ pub(super) struct Sums<'a> {
     pub(super) stride: usize,
 }
 
-/// The tile that is needed after this one, asked for line by line meanwhile.
+/// The tile that is needed a tile later, asked for line by line meanwhile.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Next {
     bytes: *const u8,
@@ -29,10 +29,10 @@ pub(super) struct Next {
 }
 
 impl Next {
-    /// The first `part` in `whole` of `tile`, while `terms` terms are added up.
-    pub(super) fn tile(tile: Tile<'_>, (part, whole): (usize, usize), terms: usize) -> Self {
+    /// All of `tile`, while `terms` terms are added up.
+    pub(super) fn tile(tile: Tile<'_>, terms: usize) -> Self {
         let (bytes, len) = tile.extent();
-        Self { bytes, lines_per_term: (len * part / whole).div_ceil(CACHE_LINE).div_ceil(terms) }
+        Self { bytes, lines_per_term: len.div_ceil(CACHE_LINE).div_ceil(terms) }
     }
 
     /// None.

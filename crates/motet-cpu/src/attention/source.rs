@@ -109,71 +109,47 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Hands out the items of a pass, one by one, each with its part of the output.
-#[derive(Debug)]
-pub(super) struct Source<'p, 'a> {
+/// The items of a pass in order.
+#[derive(Debug, Clone)]
+struct Items<'p> {
     plan: &'p Plan<'p>,
     pass: Pass,
-    /// Where we are: segment, first row of the block, KV head, and how many splits of it are handed out.
+    /// Where we are: segment, first row of the block, KV head, and how many splits of it are behind us.
     segment: usize,
     row: usize,
     kv_head: usize,
     splits_done: usize,
     /// Records of the segments before.
     records_before: usize,
-    /// Rows of the output from `out_row` on.
-    out: Option<RowsMut<'a>>,
-    out_row: usize,
-    /// What is left of the block's columns.
-    block: Option<RowsMut<'a>>,
-    /// Records that are not handed out.
-    records: Option<RowsMut<'a>>,
 }
 
-impl<'p, 'a> Source<'p, 'a> {
-    pub(super) fn new(
-        plan: &'p Plan<'p>,
-        pass: Pass,
-        out: RowsMut<'a>,
-        records: Option<RowsMut<'a>>,
-    ) -> Self {
-        Self {
-            plan,
-            pass,
-            segment: 0,
-            row: 0,
-            kv_head: 0,
-            splits_done: 0,
-            records_before: 0,
-            out: Some(out),
-            out_row: 0,
-            block: None,
-            records,
-        }
-    }
+/// An item, and whether its output is the records of one split.
+type Item<'p> = (Work<'p>, bool);
 
-    /// The next item, or `None` when all are handed out.
-    pub(super) fn next(&mut self) -> Option<(Work<'p>, Output<'a>)> {
+impl<'p> Iterator for Items<'p> {
+    type Item = Item<'p>;
+
+    fn next(&mut self) -> Option<Item<'p>> {
         loop {
             let segment = self.plan.segments.get(self.segment)?;
             match (self.plan.shares(segment, self.records_before), self.pass) {
-                (Some(splits), Pass::Compute) => return self.next_split(segment, splits),
+                (Some(splits), Pass::Compute) => return Some((self.next_split(segment, splits), true)),
                 (Some(splits), Pass::Combine) => {
                     let per_head = segment.rows * self.plan.shape.group() * splits.len();
                     let first_record = self.records_before + self.kv_head * per_head;
-                    return self.next_rows(segment, Some((splits, first_record)));
+                    return Some((self.next_rows(segment, Some((splits, first_record))), false));
                 }
-                (None, Pass::Compute) if segment.rows > 0 => return self.next_rows(segment, None),
+                (None, Pass::Compute) if segment.rows > 0 => {
+                    return Some((self.next_rows(segment, None), false));
+                }
                 (None, _) => self.next_segment(segment),
             }
         }
     }
+}
 
-    fn next_split(
-        &mut self,
-        segment: &'p Segment<'p>,
-        splits: Range<usize>,
-    ) -> Option<(Work<'p>, Output<'a>)> {
+impl<'p> Items<'p> {
+    fn next_split(&mut self, segment: &'p Segment<'p>, splits: Range<usize>) -> Work<'p> {
         let split = splits.start + self.splits_done;
         let work = Work {
             segment: *segment,
@@ -182,38 +158,22 @@ impl<'p, 'a> Source<'p, 'a> {
             splits: split..split + 1,
             first_record: 0,
         };
-        let (mine, rest) = self.records.take()?.split_rows(segment.rows * self.plan.shape.group());
-        self.records = Some(rest);
         self.splits_done += 1;
         if self.splits_done == splits.len() {
             self.splits_done = 0;
             self.next_head(segment, segment.rows);
         }
-        Some((work, Output::Split(mine)))
+        work
     }
 
     /// The next KV head of the block of rows; `shared` are the splits that are combined and their first record.
-    fn next_rows(
-        &mut self,
-        segment: &'p Segment<'p>,
-        shared: Option<(Range<usize>, usize)>,
-    ) -> Option<(Work<'p>, Output<'a>)> {
-        let shape = self.plan.shape;
-        let end = (self.row + shape.rows_per_item()).min(segment.rows);
+    fn next_rows(&mut self, segment: &'p Segment<'p>, shared: Option<(Range<usize>, usize)>) -> Work<'p> {
+        let end = (self.row + self.plan.shape.rows_per_item()).min(segment.rows);
         let rows = self.row..end;
-        if self.block.is_none() {
-            let (_, from_block) = self.out.take()?.split_rows(segment.first_row + rows.start - self.out_row);
-            let (block, rest) = from_block.split_rows(rows.len());
-            self.out_row = segment.first_row + rows.end;
-            self.out = Some(rest);
-            self.block = Some(block);
-        }
-        let (mine, rest) = self.block.take()?.split_columns(shape.group() * shape.kv.head_dim_v);
         let (splits, first_record) = shared.unwrap_or_else(|| (self.plan.splits(segment, rows.clone()), 0));
         let work = Work { segment: *segment, rows, kv_head: self.kv_head, splits, first_record };
-        self.block = Some(rest);
         self.next_head(segment, end);
-        Some((work, Output::Rows(mine)))
+        work
     }
 
     /// Behind the last head comes the next block, which begins at row `end`.
@@ -221,7 +181,6 @@ impl<'p, 'a> Source<'p, 'a> {
         self.kv_head += 1;
         if self.kv_head == self.plan.shape.kv.kv_heads {
             self.kv_head = 0;
-            self.block = None;
             self.row = end;
             if end == segment.rows {
                 self.next_segment(segment);
@@ -233,6 +192,70 @@ impl<'p, 'a> Source<'p, 'a> {
         self.records_before += self.plan.records_of(segment, self.records_before);
         self.segment += 1;
         self.row = 0;
+    }
+}
+
+/// Hands out the items of a pass, one by one, each with its part of the output.
+#[derive(Debug)]
+pub(super) struct Source<'p, 'a> {
+    items: Items<'p>,
+    /// As many items further as there are threads: what the one who takes an item will probably take next.
+    ahead: Items<'p>,
+    /// Rows of the output from `out_row` on.
+    out: Option<RowsMut<'a>>,
+    out_row: usize,
+    /// What is left of the columns of a block of rows.
+    block: Option<RowsMut<'a>>,
+    /// Records that are not handed out.
+    records: Option<RowsMut<'a>>,
+}
+
+/// What a thread takes.
+pub(super) struct Taken<'p, 'a> {
+    pub(super) work: Work<'p>,
+    pub(super) out: Output<'a>,
+    /// What it will probably take next.
+    pub(super) then: Option<Work<'p>>,
+}
+
+impl<'p, 'a> Source<'p, 'a> {
+    pub(super) fn new(
+        plan: &'p Plan<'p>,
+        pass: Pass,
+        threads: usize,
+        out: RowsMut<'a>,
+        records: Option<RowsMut<'a>>,
+    ) -> Self {
+        let items = Items { plan, pass, segment: 0, row: 0, kv_head: 0, splits_done: 0, records_before: 0 };
+        let mut ahead = items.clone();
+        // None where there are not so many items.
+        ahead.by_ref().take(threads).for_each(drop);
+        Self { items, ahead, out: Some(out), out_row: 0, block: None, records }
+    }
+
+    /// The next item, or `None` when all are handed out.
+    pub(super) fn next(&mut self) -> Option<Taken<'p, 'a>> {
+        let (work, shared) = self.items.next()?;
+        let then = self.ahead.next().map(|(work, _)| work);
+        let shape = self.items.plan.shape;
+        let out = if shared {
+            let (mine, rest) = self.records.take()?.split_rows(work.rows.len() * shape.group());
+            self.records = Some(rest);
+            Output::Split(mine)
+        } else {
+            if work.kv_head == 0 {
+                let first = work.segment.first_row + work.rows.start;
+                let (_, from_block) = self.out.take()?.split_rows(first - self.out_row);
+                let (block, rest) = from_block.split_rows(work.rows.len());
+                self.out_row = first + work.rows.len();
+                self.out = Some(rest);
+                self.block = Some(block);
+            }
+            let (mine, rest) = self.block.take()?.split_columns(shape.group() * shape.kv.head_dim_v);
+            self.block = Some(rest);
+            Output::Rows(mine)
+        };
+        Some(Taken { work, out, then })
     }
 }
 
@@ -279,9 +302,16 @@ mod tests {
         let mut records = vec![0.0; 60 * record];
         for pass in [Pass::Compute, Pass::Combine] {
             let record_rows = (pass == Pass::Compute).then(|| RowsMut::new(&mut records, 60, record, record));
-            let mut source = Source::new(&plan, pass, RowsMut::new(&mut out, 31, width, width), record_rows);
-            for _ in 0..plan.items(pass) {
-                let (work, output) = source.next().expect("as many items as counted");
+            let mut source =
+                Source::new(&plan, pass, 3, RowsMut::new(&mut out, 31, width, width), record_rows);
+            let mut promised = std::collections::VecDeque::new();
+            for i in 0..plan.items(pass) {
+                let Taken { work, out: output, then } = source.next().expect("as many items as counted");
+                let what = |w: &Work<'_>| (w.segment.first_row, w.rows.clone(), w.kv_head, w.splits.clone());
+                promised.push_back(then.as_ref().map(what));
+                if i >= 3 {
+                    assert_eq!(promised.pop_front().flatten(), Some(what(&work)), "three items further");
+                }
                 let (mut part, shared) = match output {
                     Output::Rows(rows) => (rows, pass == Pass::Combine),
                     Output::Split(records) => (records, true),

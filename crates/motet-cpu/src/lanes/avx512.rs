@@ -41,9 +41,8 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn prefetch(self, bytes: *const u8, ahead: usize) {
         // SAFETY: a prefetch reads nothing; any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(ahead).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.wrapping_add(ahead).cast()) }
     }
-
     #[inline(always)]
     fn splat(self, x: f32) -> F {
         simd!(_mm512_set1_ps(x))

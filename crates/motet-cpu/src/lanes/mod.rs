@@ -40,7 +40,8 @@ pub trait Lanes: Copy {
     /// How many vectors of sixteen floats the registers hold: what a kernel may keep at hand. Never a matter of bits.
     const VECTORS: usize;
 
-    /// Asks for the cache line at `bytes + ahead`; may be beyond anything that exists.
+    /// Asks for the cache line at `bytes + ahead`; may be beyond anything that exists. It comes no nearer than the
+    /// second-level cache: the first has too few requests open at a time to keep memory busy.
     #[inline(always)]
     fn prefetch(self, bytes: *const u8, ahead: usize) {
         let _ = (bytes, ahead);
