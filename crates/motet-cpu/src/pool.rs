@@ -30,7 +30,8 @@ pub struct PoolOptions {
     /// Threads that compute, the caller included; at least 1. Default: [`default_threads`].
     pub threads: usize,
     /// How long a thread without work spins before it sleeps. Longer than the serial pieces between two regions;
-    /// waking a sleeping thread costs some 5–50 µs. Default: 50 µs.
+    /// waking a sleeping thread costs some 5–50 µs. Default: 250 µs: sampling from a large vocabulary takes
+    /// tens of microseconds on one thread.
     pub spin: Duration,
     /// The processors to pin the threads to: worker `i` to `cores[i % len]`. `None` leaves it to the system.
     /// The caller is worker 0 and is never moved by the pool: see [`pin_current_thread`].
@@ -39,7 +40,7 @@ pub struct PoolOptions {
 
 impl Default for PoolOptions {
     fn default() -> Self {
-        Self { threads: default_threads(), spin: Duration::from_micros(50), cores: None }
+        Self { threads: default_threads(), spin: Duration::from_micros(250), cores: None }
     }
 }
 
