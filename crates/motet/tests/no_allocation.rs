@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use motet_cpu::{CpuDevice, CpuOptions, Isa};
 use motet_engine::clock::RealClock;
-use motet_engine::{Driver, Engine, Event, Machine, Options, Plan, Request, SamplingOptions, Stream, Turn};
+use motet_engine::{
+    Drafts, Driver, Engine, Event, Machine, Options, Plan, Request, SamplingOptions, Stream, Turn,
+};
 use motet_gguf::{Format, ModelFile};
 use motet_model::{Device, KvFormat, Network};
 
@@ -62,7 +64,7 @@ fn models() -> Vec<(String, ModelFile)> {
         "the built-in model".to_owned(),
         ModelFile::open(&root().join("assets/motet-demo.gguf")).unwrap(),
     )];
-    for name in ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35"] {
+    for name in ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "glm4moe"] {
         let path = root().join(format!("tests/fixtures/tiny/tiny-{name}-f32.gguf"));
         let file = ModelFile::open(&path).unwrap();
         let quantised = motet_gguf::twin(&file, Format::Q8_0).unwrap();
@@ -80,7 +82,7 @@ struct Rig {
 
 impl Rig {
     /// An engine whose pool is so small that conversations step back.
-    fn new(file: &ModelFile, isa: Isa, kv: KvFormat) -> Self {
+    fn new(file: &ModelFile, isa: Isa, kv: KvFormat, drafts: Drafts) -> Self {
         let network = Network::from_gguf(file).unwrap();
         let device = CpuDevice::new(CpuOptions { threads: 2, isa });
         let mut options = Options {
@@ -90,6 +92,7 @@ impl Rig {
             headroom: 0,
             prefill_chunk: Some(48),
             poison: true,
+            drafts,
             ..Options::default()
         };
         let plan = |options: &Options| Plan::new(&network, options, Machine { memory: None }, &device);
@@ -114,8 +117,8 @@ impl Rig {
 
 const CONTEXT: usize = 384;
 
-fn steps_of(name: &str, file: &ModelFile, isa: Isa, kv: KvFormat) {
-    let mut rig = Rig::new(file, isa, kv);
+fn steps_of(name: &str, file: &ModelFile, isa: Isa, kv: KvFormat, drafts: Drafts) {
+    let mut rig = Rig::new(file, isa, kv, drafts);
     let plain = SamplingOptions::default;
     let ways = [
         SamplingOptions { top_k: 20, top_p: 0.9, repetition_penalty: 1.2, ..plain() },
@@ -134,10 +137,13 @@ fn steps_of(name: &str, file: &ModelFile, isa: Isa, kv: KvFormat) {
     while rig.driver.turn() == Turn::Ran {
         steps += 1;
         let allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
-        assert_eq!(allocated, 0, "{name}, {isa}, kv {kv}: step {steps} allocated");
+        assert_eq!(allocated, 0, "{name}, {isa}, kv {kv}, {drafts:?}: step {steps} allocated");
     }
-    assert!(steps > 140, "{name}: {steps} steps");
     let metrics = rig.engine.metrics();
+    match drafts {
+        Drafts::Off => assert!(steps > 140, "{name}: {steps} steps"),
+        _ => assert!(steps > 30 && metrics.num_draft_tokens > 0, "{name}: {steps} steps"),
+    }
     assert!(metrics.num_preemptions > 0, "{name}: nobody stepped back");
     for mut stream in streams {
         let mut last = None;
@@ -154,8 +160,10 @@ fn steps_allocate_nothing() {
     for (name, file) in models() {
         for isa in Isa::available() {
             for kv in KvFormat::ALL {
-                steps_of(&name, &file, isa, kv);
+                steps_of(&name, &file, isa, kv, Drafts::Off);
             }
         }
+        // By the network's own head, or looked up.
+        steps_of(&name, &file, Isa::best(), KvFormat::F16, Drafts::Exactly(3));
     }
 }
