@@ -5,6 +5,8 @@
 //! change an answer.
 
 use motet_model::{DeviceError, InFlight, Slot, Stage};
+use std::fmt;
+use std::str::FromStr;
 
 /// The most tokens drafted for a session and a step.
 pub const MAX_DRAFTS: usize = 16;
@@ -15,16 +17,51 @@ pub enum Drafts {
     /// None.
     #[default]
     Off,
+    /// As many as pay, by what was measured.
+    Auto,
     /// So many, 1 to [`MAX_DRAFTS`], wherever there is room and the answer is long enough.
     Exactly(usize),
 }
 
 impl Drafts {
-    /// The most for a session and a step.
-    pub(crate) fn most(self) -> usize {
+    /// The most for a session and a step, if the network's own head drafts, or if they are looked up.
+    pub(crate) fn most(self, head: bool) -> usize {
         match self {
             Drafts::Off => 0,
+            Drafts::Auto if head => 4,
+            Drafts::Auto => 8,
             Drafts::Exactly(count) => count,
+        }
+    }
+}
+
+/// Not a number of drafts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown number of drafts {found:?}: expected off, auto or 0 to {MAX_DRAFTS}")]
+pub struct UnknownDrafts {
+    /// What was given.
+    pub found: String,
+}
+
+impl FromStr for Drafts {
+    type Err = UnknownDrafts;
+
+    fn from_str(text: &str) -> Result<Self, UnknownDrafts> {
+        match (text, text.parse()) {
+            ("off", _) | (_, Ok(0)) => Ok(Drafts::Off),
+            ("auto", _) => Ok(Drafts::Auto),
+            (_, Ok(count)) if count <= MAX_DRAFTS => Ok(Drafts::Exactly(count)),
+            _ => Err(UnknownDrafts { found: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for Drafts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Drafts::Off => f.write_str("off"),
+            Drafts::Auto => f.write_str("auto"),
+            Drafts::Exactly(count) => write!(f, "{count}"),
         }
     }
 }
@@ -99,6 +136,17 @@ fn continuation(tokens: &[u32], most: usize, out: &mut Vec<u32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for drafts in [Drafts::Off, Drafts::Auto, Drafts::Exactly(1), Drafts::Exactly(16)] {
+            assert_eq!(drafts.to_string().parse(), Ok(drafts));
+        }
+        assert_eq!("0".parse(), Ok(Drafts::Off));
+        for unknown in ["17", "-1", "on", ""] {
+            assert_eq!(unknown.parse::<Drafts>(), Err(UnknownDrafts { found: unknown.into() }));
+        }
+    }
 
     fn drafts(tokens: &[u32], most: usize) -> Vec<u32> {
         let mut out = vec![99];

@@ -306,8 +306,9 @@ impl Driver {
         }
         self.grow_workspace();
         self.work.clear();
+        let turned = clock.now();
         self.scheduler.prepare(queue, &mut shared.metrics.lock());
-        self.draft();
+        let drafting = self.draft();
         {
             let metrics = &mut shared.metrics.lock();
             self.scheduler.fill(&mut self.work.batch, queue, clock.now(), metrics);
@@ -332,6 +333,8 @@ impl Driver {
                 if self.stage.commit(self.scheduler.kept()).is_err() {
                     self.scheduler.commit_failed(metrics);
                 }
+                let rows = self.work.batch.rows();
+                self.scheduler.turned(rows, clock.now().saturating_sub(turned + drafting));
             }
             Err(error) => self.scheduler.step_failed(&self.work, &error.to_string(), metrics),
         }
@@ -339,17 +342,24 @@ impl Driver {
         Turn::Ran
     }
 
-    /// Gives drafts to the sessions that want some. If that fails they go without.
-    fn draft(&mut self) {
-        let Some(drafter) = &mut self.drafter else { return };
+    /// Gives drafts to the sessions that want some, and says how long that took. If it fails they go without.
+    fn draft(&mut self) -> Duration {
+        let Some(drafter) = &mut self.drafter else { return Duration::ZERO };
+        let clock = &self.shared.clock;
         self.scheduler.ask_for_drafts(&mut self.work.batch);
-        if self.work.batch.rows() > 0 {
-            let tokens = |slot| self.scheduler.tokens(slot);
-            if drafter.draft(&mut self.work, &mut *self.stage, &tokens).is_ok() {
-                self.scheduler.take_drafts(&self.work);
-            }
-            self.work.clear();
+        if self.work.batch.rows() == 0 {
+            return Duration::ZERO;
         }
+        let begun = clock.now();
+        self.shared.queue.busy(begun);
+        let tokens = |slot| self.scheduler.tokens(slot);
+        let done = drafter.draft(&mut self.work, &mut *self.stage, &tokens);
+        let took = clock.now().saturating_sub(begun);
+        if done.is_ok() {
+            self.scheduler.take_drafts(&self.work, took);
+        }
+        self.work.clear();
+        took
     }
 
     /// Whether nothing runs or waits in line, and nothing is held.

@@ -5,7 +5,8 @@
 //! arithmetic, no text and no HTTP.
 //!
 //! The rooms, in the order data flows: `request` and `stream` (what goes in and comes out), `queue` (the one bounded
-//! queue), `engine` (façade and thread), `scheduler` (which rows run, what their answers mean), `drafts` (what may come next), `session` and
+//! queue), `engine` (façade and thread), `scheduler` (which rows run, what their answers mean), `drafts` (what may come next) and `appetite` (how much
+//! of it pays), `session` and
 //! `sampling` (one conversation), `prefix`, `pages` and `checkpoints` (what is remembered of whom), `costs` (how long
 //! rows take), `metrics`; and [`plan`], which sizes all of it beforehand, and [`scripted`], a device to test it on.
 //!
@@ -30,6 +31,7 @@ pub mod clock;
 pub mod plan;
 pub mod scripted;
 
+mod appetite;
 mod checkpoints;
 mod costs;
 mod drafts;
@@ -44,7 +46,7 @@ mod scheduler;
 mod session;
 mod stream;
 
-pub use drafts::{Drafts, MAX_DRAFTS};
+pub use drafts::{Drafts, MAX_DRAFTS, UnknownDrafts};
 pub use engine::{Driver, Engine, Health, Turn};
 pub use metrics::{Histogram, MetricsSnapshot};
 pub use plan::{Line, Machine, Options, Plan, PlanError, Workspace};

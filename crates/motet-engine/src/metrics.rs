@@ -127,6 +127,8 @@ pub struct MetricsSnapshot {
     pub num_draft_tokens: u64,
     /// Counter `spec_decode_num_accepted_tokens`: drafts that were chosen and whose rows counted.
     pub num_accepted_tokens: u64,
+    /// Drafts by their number in their step.
+    pub drafted_per_position: [u64; MAX_DRAFTS],
     /// Counter `spec_decode_num_accepted_tokens_per_pos{position}`.
     pub accepted_per_position: [u64; MAX_DRAFTS],
     /// Counter `motet:steps`.
@@ -200,6 +202,7 @@ impl MetricsSnapshot {
             num_drafts: 0,
             num_draft_tokens: 0,
             num_accepted_tokens: 0,
+            drafted_per_position: [0; MAX_DRAFTS],
             accepted_per_position: [0; MAX_DRAFTS],
             steps: 0,
             failed_steps: 0,
@@ -252,6 +255,7 @@ impl MetricsSnapshot {
         self.num_drafts += 1;
         self.num_draft_tokens += drafts as u64;
         self.num_accepted_tokens += accepted as u64;
+        self.drafted_per_position[..drafts].iter_mut().for_each(|count| *count += 1);
         self.accepted_per_position[..accepted].iter_mut().for_each(|count| *count += 1);
     }
 

@@ -236,7 +236,14 @@ impl Plan {
         let blocks_per_context = context.div_ceil(PAGE);
         let rows = options.rows.max(2 * sessions);
         let mut limits = Limits {
-            batch: batch_limits(rows, options, context, layout.pools.len(), network.vocab),
+            batch: batch_limits(
+                rows,
+                options.drafts.most(draft_head),
+                options,
+                context,
+                layout.pools.len(),
+                network.vocab,
+            ),
             sessions,
             context,
             logit_rows: options.max_logit_rows,
@@ -426,7 +433,7 @@ fn check(network: &Network, options: &Options) -> Result<usize, PlanError> {
         ("rows", options.rows, 1 << 16),
         ("queue", options.queue, 1 << 20),
         ("max-logit-rows", options.max_logit_rows, 1 << 12),
-        ("drafts", options.drafts.most().max(1), MAX_DRAFTS),
+        ("drafts", options.drafts.most(false).max(1), MAX_DRAFTS),
         ("prefill-chunk", options.prefill_chunk.unwrap_or(1), options.rows),
     ];
     match counts.into_iter().find(|&(_, value, most)| !(1..=most).contains(&value)) {
@@ -435,8 +442,15 @@ fn check(network: &Network, options: &Options) -> Result<usize, PlanError> {
     }
 }
 
-fn batch_limits(rows: usize, options: &Options, context: usize, pools: usize, vocab: usize) -> BatchLimits {
-    let (sessions, drafts) = (options.sessions, options.drafts.most());
+fn batch_limits(
+    rows: usize,
+    drafts: usize,
+    options: &Options,
+    context: usize,
+    pools: usize,
+    vocab: usize,
+) -> BatchLimits {
+    let sessions = options.sessions;
     BatchLimits {
         rows,
         segments: sessions,

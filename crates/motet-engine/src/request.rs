@@ -34,6 +34,8 @@ pub struct Request {
     /// run again after stepping back, and of those behind a prefix that was found; only the last row of a prompt
     /// without an answer has none (`motet verify`).
     pub digests: bool,
+    /// Whether drafts may be made for it, where the engine makes any. They never change a token.
+    pub drafts: bool,
 }
 
 impl Request {
@@ -50,6 +52,7 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             digests: false,
+            drafts: true,
         }
     }
 

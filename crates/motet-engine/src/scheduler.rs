@@ -8,7 +8,9 @@
 
 mod drafting;
 
+use crate::appetite::{Appetite, Wish};
 use crate::costs::Costs;
+use crate::drafts::Drafts;
 use crate::metrics::MetricsSnapshot;
 use crate::plan::Plan;
 use crate::prefix::PrefixCache;
@@ -41,8 +43,12 @@ pub(crate) struct Scheduler {
     changes: Vec<StateOp>,
     /// Prompts of this step with the rows that each could use.
     prompts: Vec<(Slot, usize)>,
-    /// Sessions of this step that want drafts, and how many.
-    wishes: Vec<(Slot, usize)>,
+    /// Sessions of this step that could have drafts, and how many.
+    wishes: Vec<Wish>,
+    /// Chooses how many, unless their number is given.
+    appetite: Option<Appetite>,
+    /// Rows of prompts in the last step.
+    prompt_rows: usize,
     /// Sessions of the last step that had drafts, and the rows they keep.
     kept: Vec<(Slot, usize)>,
     costs: Costs,
@@ -75,6 +81,9 @@ impl Scheduler {
             changes: Vec::with_capacity(limits.batch.before),
             prompts: Vec::with_capacity(sessions),
             wishes: Vec::with_capacity(sessions),
+            appetite: (plan.options.drafts == Drafts::Auto)
+                .then(|| Appetite::new(sessions, limits.batch.drafts)),
+            prompt_rows: 0,
             kept: Vec::with_capacity(sessions),
             costs: Costs::default(),
             arrivals: 0,
@@ -116,7 +125,9 @@ impl Scheduler {
     ) {
         self.decode(batch);
         self.admit(queue, now, metrics);
+        let decoding = batch.rows();
         self.prefill(batch);
+        self.prompt_rows = batch.rows() - decoding;
         if batch.rows() > 0 {
             batch.before.append(&mut self.changes);
         }
@@ -334,7 +345,7 @@ impl Scheduler {
             let (kept, end) = self.publish(segment, mine, work, now, metrics);
             if verifies {
                 self.kept.push((slot, kept));
-                self.learn(slot, segment.rows.len() - 1, kept - 1, metrics);
+                self.learn(slot, segment.rows.len() - 1, kept - 1, end.is_some(), metrics);
             }
             self.advance(slot, kept, metrics);
             if let Some(reason) = end {

@@ -3,6 +3,7 @@
 //! The tokens and the sampler are the truth; everything in the table is a cache of them. So a session can step back
 //! into the line at any time and be read again, and nobody can tell but by the clock.
 
+use crate::appetite::Chances;
 use crate::prefix::Table;
 use crate::queue::Waiting;
 use crate::request::Cut;
@@ -29,6 +30,7 @@ pub(crate) struct Task {
     logprobs: Option<u8>,
     prompt_logprobs: Option<u8>,
     pub(crate) digests: bool,
+    drafts: bool,
     pub(crate) arrived: Duration,
 }
 
@@ -49,6 +51,8 @@ pub(crate) struct Session {
     pub(crate) drafts: Vec<u32>,
     /// Whether it takes drafts.
     pub(crate) drafting: bool,
+    /// How its drafts fared.
+    pub(crate) chances: Chances,
     /// Drafts so far, and those that were chosen.
     pub(crate) drafted: usize,
     pub(crate) accepted: usize,
@@ -99,6 +103,7 @@ impl Session {
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs,
             digests: request.digests,
+            drafts: request.drafts,
             arrived,
         });
         let seed = request.sampling.seed.unwrap_or_else(random_seed);
@@ -116,7 +121,8 @@ impl Session {
                 furthest: 0,
                 decodes: false,
                 drafts: Vec::with_capacity(drafts),
-                drafting: true,
+                drafting: task.drafts,
+                chances: Chances::of_session(),
                 drafted: 0,
                 accepted: 0,
                 table: Table::with_capacity(context),

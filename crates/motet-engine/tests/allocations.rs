@@ -43,7 +43,7 @@ static COUNTING: Counting = Counting;
 #[test]
 fn steps_allocate_nothing() {
     let head = |sketch: &&Sketch| sketch.full;
-    let with_heads = SKETCHES.iter().filter(head).map(|&s| (Sketch { head: true, ..s }, Drafts::Exactly(3)));
+    let with_heads = SKETCHES.iter().filter(head).map(|&s| (Sketch { head: true, ..s }, Drafts::Auto));
     let without = SKETCHES.iter().flat_map(|&s| [(s, Drafts::Off), (s, Drafts::Exactly(3))]);
     for (sketch, drafts) in without.chain(with_heads) {
         // Of few tokens, some drafts are right.

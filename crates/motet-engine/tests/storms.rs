@@ -116,7 +116,11 @@ fn assert_begins(said: &Answer, expected: &Answer, what: &str) {
 
 fn storm(mut sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
     let rng = &mut Rng(seed);
-    let drafts = if rng.chance(2) { Drafts::Exactly(rng.range(1, 17)) } else { Drafts::Off };
+    let drafts = match rng.range(0, 4) {
+        0 | 1 => Drafts::Off,
+        2 => Drafts::Exactly(rng.range(1, 17)),
+        _ => Drafts::Auto,
+    };
     if drafts != Drafts::Off && !sketch.head {
         // Few tokens: what is looked up is often right.
         sketch.vocab = rng.range(3, 6);

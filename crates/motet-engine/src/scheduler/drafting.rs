@@ -4,10 +4,13 @@
 //! prompts keep a row.
 
 use super::Scheduler;
+use crate::appetite::Wish;
 use crate::metrics::MetricsSnapshot;
 use crate::session::Session;
 use motet_model::batch::{Batch, StateOp};
 use motet_model::{InFlight, PAGE, Slot};
+use std::cmp::Reverse;
+use std::time::Duration;
 
 impl Scheduler {
     /// Lays out who wants drafts and how many, the most first, as a batch for `Stage::draft`, with pages for all rows
@@ -18,23 +21,54 @@ impl Scheduler {
         let mut spare = self.most_rows.saturating_sub(decoding + 1);
         for at in 0..self.by_age.len() {
             let slot = self.by_age[at];
-            let drafts = self.draftable(self.running(slot)).min(spare);
-            if drafts > 0 {
-                let session = self.running[slot.0 as usize].as_mut().expect("a running session");
-                self.cache.grow(&mut session.table, session.read + 1 + drafts, &mut self.changes);
-                self.wishes.push((slot, drafts));
-                spare -= drafts;
+            let most = self.draftable(self.running(slot)).min(spare);
+            if most > 0 {
+                self.wishes.push(Wish { slot, most, drafts: most });
+                spare -= most;
             }
         }
-        self.wishes.sort_unstable_by_key(|&(slot, drafts)| (std::cmp::Reverse(drafts), slot));
+        self.choose(decoding);
+        self.take_pages();
+        self.wishes.retain(|wish| wish.drafts > 0);
+        self.wishes.sort_unstable_by_key(|wish| (Reverse(wish.drafts), wish.slot));
         for at in 0..self.wishes.len() {
-            let (slot, drafts) = self.wishes[at];
+            let Wish { slot, drafts, .. } = self.wishes[at];
             batch.drafts.push(drafts as u32);
             self.lay(batch, slot, 1);
         }
     }
 
-    /// How many drafts a session has use, and could have pages, for.
+    /// Lowers the drafts to those that pay beside so many rows, if their number is not given.
+    fn choose(&mut self, decoding: usize) {
+        let Some(appetite) = &mut self.appetite else { return };
+        let (running, costs) = (&self.running, &self.costs);
+        let chances = |slot: Slot| &running[slot.0 as usize].as_ref().expect("a running session").chances;
+        let beside = decoding + self.prompt_rows;
+        let price = |drafts: usize| costs.expected(beside + drafts).map_or(0.0, |time| time.as_secs_f64());
+        let reads = self.by_age.len() > decoding && self.prompt_rows > 0;
+        let price: Option<&dyn Fn(usize) -> f64> = if reads { Some(&price) } else { None };
+        appetite.choose(decoding, &mut self.wishes, chances, price);
+    }
+
+    /// Takes pages for the rows of drafts, the oldest session first; where there are none the drafts are fewer.
+    fn take_pages(&mut self) {
+        for wish in self.wishes.iter_mut().filter(|wish| wish.drafts > 0) {
+            let session = self.running[wish.slot.0 as usize].as_mut().expect("a running session");
+            let first = session.read + 1;
+            let end = self.cache.reach(&session.table, first + wish.drafts).max(first);
+            self.cache.grow(&mut session.table, end, &mut self.changes);
+            wish.drafts = end - first;
+        }
+    }
+
+    /// What a whole turn took, drafting apart: it counts for the choice if no prompt was read in it.
+    pub(crate) fn turned(&mut self, rows: usize, took: Duration) {
+        if let Some(appetite) = self.appetite.as_mut().filter(|_| self.prompt_rows == 0) {
+            appetite.stepped(rows, took);
+        }
+    }
+
+    /// How many drafts a session has use for, and could have pages for if it were alone.
     fn draftable(&self, session: &Session) -> usize {
         if !session.decodes || !session.drafting {
             return 0;
@@ -48,8 +82,12 @@ impl Scheduler {
         self.cache.reach(&session.table, first + most).saturating_sub(first)
     }
 
-    /// Hands the drafts of a batch made by [`Scheduler::ask_for_drafts`] to their sessions.
-    pub(crate) fn take_drafts(&mut self, work: &InFlight) {
+    /// Hands the drafts of a batch made by [`Scheduler::ask_for_drafts`] to their sessions; they took so long.
+    pub(crate) fn take_drafts(&mut self, work: &InFlight, took: Duration) {
+        if let Some(appetite) = &mut self.appetite {
+            let deepest = self.wishes.first().map_or(0, |wish| wish.drafts);
+            appetite.drafted(self.wishes.len(), deepest, took);
+        }
         let mut drafted = &work.drafted[..];
         for (segment, &count) in work.batch.segments.iter().zip(&work.batch.drafts) {
             let mine;
@@ -59,18 +97,24 @@ impl Scheduler {
         }
     }
 
-    /// Of a session's drafts the first `accepted` were chosen.
+    /// Of a session's drafts the first `accepted` were chosen, and the next was not, unless its answer has ended.
     pub(super) fn learn(
         &mut self,
         slot: Slot,
         drafts: usize,
         accepted: usize,
+        ended: bool,
         metrics: &mut MetricsSnapshot,
     ) {
+        let tried = if ended { accepted } else { drafts };
         let session = self.session_mut(slot);
         session.drafted += drafts;
         session.accepted += accepted;
+        session.chances.learn(tried, accepted);
         metrics.drafted(drafts, accepted);
+        if let Some(appetite) = &mut self.appetite {
+            appetite.learn(tried, accepted);
+        }
     }
 
     /// A session's tokens, that of its next row included.

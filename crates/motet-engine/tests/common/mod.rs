@@ -90,7 +90,8 @@ impl Rig {
     ) -> Self {
         let clock = Arc::new(SimClock::default());
         let pace = Pace::Simulated(clock.clone(), Arc::new(step_time));
-        let device = Scripted { pace, agree: Arc::new(agree), ..Scripted::new(script.clone()) };
+        let draft_pass = Arc::new(|_| Duration::from_millis(2));
+        let device = Scripted { pace, agree: Arc::new(agree), draft_pass, ..Scripted::new(script.clone()) };
         let network = sketch.network();
         let plan = Plan::new(&network, options, Machine { memory: None }, &device).unwrap();
         let stage = device.stage(&network, plan.limits());
