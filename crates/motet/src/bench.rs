@@ -4,6 +4,8 @@
 //! The engine's wheel is turned here, step by step, so that a measurement begins and ends between two steps. No
 //! prompt has the beginning of another, so nothing comes from the prefix cache.
 
+mod drafts;
+
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +13,7 @@ use std::time::Instant;
 use clap::Args;
 use motet_cpu::{CpuDevice, CpuOptions};
 use motet_engine::clock::RealClock;
-use motet_engine::{Driver, Engine, Event, Options, Request, SamplingOptions, Stream, Turn};
+use motet_engine::{Drafts, Driver, Engine, Event, Options, Request, SamplingOptions, Stream, Turn};
 use motet_model::KvFormat;
 use serde::Serialize;
 
@@ -43,6 +45,18 @@ pub(crate) struct Bench {
     /// Each measurement is made so many times; their median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
+    /// Compare deciding tokens with so many drafts (auto or 1 to 16) and without, pair by pair, and nothing else
+    #[arg(long, value_name = "NUMBER")]
+    drafts: Option<Drafts>,
+    /// Look drafts up in the conversation's own tokens, even if the model has a draft head
+    #[arg(long, requires = "drafts")]
+    look_up: bool,
+    /// Pairs of runs with drafts and without
+    #[arg(long, default_value_t = 15, requires = "drafts", value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: u32,
+    /// Temperature of conversations with drafts and without
+    #[arg(long, default_value_t = 0.0, requires = "drafts")]
+    temperature: f32,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -82,6 +96,13 @@ impl Bench {
         let model = Model::open(self.model.model.as_deref())?;
         let mut options = CpuOptions::from_env()?;
         options.threads = self.model.threads().unwrap_or(options.threads);
+        if let Some(drafts) = self.drafts {
+            let report = self.compare(&model, options, drafts)?;
+            return match self.json {
+                true => Ok(say!("{}\n", serde_json::to_string_pretty(&report)?)?),
+                false => Ok(say!("{report}")?),
+            };
+        }
         let (threads, isa) = (options.threads, options.isa.to_string());
         let begun = Instant::now();
         let mut wheel = Wheel::new(&model, self.options(), CpuDevice::new(options))?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use motet_engine::Options;
+use motet_engine::{Drafts, Options};
 use motet_model::KvFormat;
 use motet_server::ServerOptions;
 
@@ -47,6 +47,12 @@ pub(crate) struct EngineArgs {
     /// Milliseconds that a step may take while somebody waits for the next token
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) step_ms: u64,
+    /// Tokens drafted for each conversation and step: off, auto (as many as pay) or 1 to 16
+    #[arg(long, default_value_t = Drafts::Off, value_name = "NUMBER")]
+    pub(crate) drafts: Drafts,
+    /// Look drafts up in the conversation's own tokens, even if the model has a draft head
+    #[arg(long)]
+    pub(crate) look_up: bool,
     /// Memory for saved recurrent states [default: a quarter of the pool]
     #[arg(long, value_parser = bytes::parse, value_name = "BYTES")]
     pub(crate) checkpoint_memory: Option<u64>,
@@ -74,6 +80,8 @@ impl EngineArgs {
             checkpoint_memory: self.checkpoint_memory,
             kv: self.kv,
             step: Duration::from_millis(self.step_ms),
+            drafts: self.drafts,
+            look_up: self.look_up,
             ..Options::default()
         }
     }

@@ -37,6 +37,26 @@ fn the_built_in_model_passes() {
 }
 
 #[test]
+fn the_built_in_model_passes_with_drafts() {
+    let output = Command::new(env!("CARGO_BIN_EXE_motet"))
+        .args(["verify", "--drafts", "--budget", "40", "--json"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["differing"], 0);
+    let outcomes = report["outcomes"].as_array().unwrap();
+    let sum = |what: &str| outcomes.iter().map(|o| o[what].as_u64().unwrap()).sum::<u64>();
+    // Tokens of the answers were drafted, and some came true: drafts were looked at, not only made.
+    assert!(sum("accepted") > 0 && sum("accepted") < sum("drafted"), "{errors}");
+    for outcome in outcomes {
+        let off = outcome["way"]["drafts"][0] == "off";
+        assert_eq!(outcome["drafted"] == 0, off, "{outcome}");
+    }
+}
+
+#[test]
 fn no_time_is_no_success() {
     let output =
         Command::new(env!("CARGO_BIN_EXE_motet")).args(["verify", "--budget", "0"]).output().unwrap();

@@ -13,6 +13,8 @@ const ALIKE: [(usize, usize, usize); 3] = [(0, 3, 330), (2, 6, 128), (3, 7, 64)]
 /// Where the instruction set is slow for the model: prompt and answer. Behind a page that was found, more than 32 tokens
 /// of the prompt are left, so that a chunk of 512 is larger than one of 32.
 const SHORT: (usize, usize) = (98, 10);
+/// Tokens of a text that comes again and again.
+const REPEATED: usize = 24;
 /// Pages of a prompt that a forerunner shares if it shares only its beginning.
 const BEGINNING: usize = 2;
 
@@ -99,6 +101,16 @@ impl Conversation {
             prompt: vocabulary.tokens(77, prompt),
             answer: steps + PAGE,
             sampling: SamplingOptions::greedy(),
+        }
+    }
+
+    /// The same for drafts: in the end the prompt repeats itself, so that there is something to look up, and the
+    /// temperature is `tenths` tenths.
+    pub(super) fn repeat_at(&mut self, tenths: u8) {
+        self.sampling.temperature = f32::from(tenths) / 10.0;
+        let len = self.prompt.len();
+        for at in REPEATED.max(len.saturating_sub(3 * REPEATED))..len {
+            self.prompt[at] = self.prompt[at - REPEATED];
         }
     }
 

@@ -17,6 +17,8 @@ pub(super) const CHUNK: (&str, [usize; 4]) = ("chunk", [1, 7, 32, 512]);
 const THREADS: [usize; 2] = [1, 2];
 /// What is found in memory.
 pub(super) const PREFIX: &str = "prefix";
+/// How drafts are made.
+pub(super) const DRAFTS: &str = "drafts";
 /// Where the scalar definition is too slow, at most so many conversations run in it.
 pub(super) const FEW: usize = 2;
 
@@ -45,6 +47,23 @@ pub(super) enum Arrival {
     Reversed,
 }
 
+/// How many tokens are drafted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Drafting {
+    /// None.
+    Off,
+    /// So many, by the network's own head if it has one.
+    Exactly(usize),
+    /// As many as pay.
+    Adaptive,
+    /// Three, looked up in the conversation's own tokens.
+    LookUp,
+}
+
+/// Heat by which all conversations choose, in tenths of a degree of temperature.
+pub(super) type Heat = u8;
+
 /// A value by the name of its dimension.
 pub(super) type Named = (&'static str, String);
 
@@ -58,6 +77,9 @@ pub(super) struct Way {
     pub(super) isa: Isa,
     pub(super) reuse: Reuse,
     pub(super) arrival: Arrival,
+    /// How drafts are made, and the temperature of all conversations, where drafts are looked at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) drafts: Option<(Drafting, Heat)>,
 }
 
 fn isa_name<S: Serializer>(isa: &Isa, serializer: S) -> Result<S::Ok, S::Error> {
@@ -84,6 +106,17 @@ impl fmt::Display for Arrival {
     }
 }
 
+impl fmt::Display for Drafting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Drafting::Off => f.write_str("off"),
+            Drafting::Exactly(count) => write!(f, "{count}"),
+            Drafting::Adaptive => f.write_str("adaptive"),
+            Drafting::LookUp => f.write_str("look-up"),
+        }
+    }
+}
+
 impl Arrival {
     /// The numbers of `count` conversations in order of arrival.
     pub(super) fn order(self, count: usize) -> impl Iterator<Item = usize> {
@@ -93,15 +126,20 @@ impl Arrival {
 
 impl Way {
     /// Its values.
-    pub(super) fn values(&self) -> [Named; 6] {
-        [
+    pub(super) fn values(&self) -> Vec<Named> {
+        let mut values = vec![
             (CONVERSATIONS.0, self.conversations.to_string()),
             (CHUNK.0, self.chunk.to_string()),
             ("threads", self.threads.to_string()),
             ("instructions", self.isa.to_string()),
             (PREFIX, self.reuse.to_string()),
             ("arrival", self.arrival.to_string()),
-        ]
+        ];
+        if let Some((drafting, heat)) = self.drafts {
+            values.push((DRAFTS, drafting.to_string()));
+            values.push(("temperature", format!("{:.1}", f32::from(heat) / 10.0)));
+        }
+        values
     }
 
     /// Rows of a prompt's largest chunk in a run that is worth the name: more than the next smaller value allows.
@@ -125,19 +163,41 @@ pub(super) struct Matrix {
     isas: Vec<Isa>,
     /// The scalar definition runs few conversations.
     slow_in_scalar: bool,
+    /// Whether drafts are looked at.
+    drafts: bool,
 }
 
 const REUSES: [Reuse; 3] = [Reuse::Cold, Reuse::Warm, Reuse::SteppingBack];
 const ARRIVALS: [Arrival; 3] = [Arrival::AtOnce, Arrival::Staggered, Arrival::Reversed];
+const DRAFTINGS: [Drafting; 6] = [
+    Drafting::Off,
+    Drafting::Exactly(1),
+    Drafting::Exactly(2),
+    Drafting::Exactly(3),
+    Drafting::Adaptive,
+    Drafting::LookUp,
+];
+const HEATS: [Heat; 3] = [0, 7, 10];
 
 impl Matrix {
     /// The matrix over these instruction sets.
     pub(super) fn new(isas: Vec<Isa>, slow_in_scalar: bool) -> Self {
-        Self { isas, slow_in_scalar }
+        Self { isas, slow_in_scalar, drafts: false }
     }
 
-    fn sizes(&self) -> [usize; 6] {
-        [CONVERSATIONS.1.len(), CHUNK.1.len(), THREADS.len(), self.isas.len(), REUSES.len(), ARRIVALS.len()]
+    /// The same with drafts and temperatures.
+    pub(super) fn with_drafts(self) -> Self {
+        Self { drafts: true, ..self }
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        let isas = self.isas.len();
+        let mut sizes =
+            vec![CONVERSATIONS.1.len(), CHUNK.1.len(), THREADS.len(), isas, REUSES.len(), ARRIVALS.len()];
+        if self.drafts {
+            sizes.extend([DRAFTINGS.len(), HEATS.len()]);
+        }
+        sizes
     }
 
     fn way(&self, values: &[usize]) -> Way {
@@ -148,6 +208,7 @@ impl Matrix {
             isa: self.isas[values[3]],
             reuse: REUSES[values[4]],
             arrival: ARRIVALS[values[5]],
+            drafts: self.drafts.then(|| (DRAFTINGS[values[6]], HEATS[values[7]])),
         }
     }
 
@@ -168,7 +229,8 @@ impl Matrix {
     }
 
     fn name(&self, (dimension, v): Value) -> Named {
-        self.way(&self.sizes().map(|size| v.min(size - 1))).values()[dimension].clone()
+        let values: Vec<usize> = self.sizes().iter().map(|size| v.min(size - 1)).collect();
+        self.way(&values).values()[dimension].clone()
     }
 
     /// Every way; nothing is too slow.
@@ -285,6 +347,20 @@ mod tests {
         // 4·4 + (4 + 4)·(2 + 2 + 3 + 3) + 2·2 + (2 + 2)·(3 + 3) + 3·3 pairs.
         assert_eq!((matrix.pairs().0.len(), matrix.pairs().1.len()), (133, 0));
         assert_eq!(matrix.values().len(), 4 + 4 + 2 + 2 + 3 + 3);
+    }
+
+    #[test]
+    fn drafts_meet_every_temperature_and_every_number_of_conversations() {
+        let matrix = Matrix::new(vec![Isa::Scalar, Isa::Avx2], false).with_drafts();
+        let ways = matrix.covering();
+        for drafting in DRAFTINGS {
+            let with = || ways.iter().filter(|way| way.drafts.is_some_and(|d| d.0 == drafting));
+            assert!(HEATS.iter().all(|&heat| with().any(|way| way.drafts == Some((drafting, heat)))));
+            assert!(CONVERSATIONS.1.iter().all(|&count| with().any(|way| way.conversations == count)));
+        }
+        // The least is 6 · 4.
+        assert!((24..=36).contains(&ways.len()), "{} ways", ways.len());
+        assert_eq!(ways[0].values().len(), 8);
     }
 
     #[test]

@@ -48,6 +48,9 @@ pub(crate) struct Verify {
     /// Seconds that it may take; what there is no time for is named [default: 300, with --full no limit]
     #[arg(long, value_name = "SECONDS")]
     budget: Option<u64>,
+    /// Also with drafts, from none to three, adaptive and looked up, at temperatures 0, 0.7 and 1
+    #[arg(long)]
+    drafts: bool,
     /// All ways instead of a set in which every two values meet; on the built-in model
     #[arg(long, conflicts_with = "model")]
     full: bool,
@@ -62,6 +65,7 @@ impl Verify {
         let prepare = |setting| prepare(&model, setting);
         let slow_in_scalar = model.weights.network.parameters() > SLOW_IN_SCALAR;
         let matrix = Matrix::new(Isa::available(), slow_in_scalar);
+        let matrix = if self.drafts { matrix.with_drafts() } else { matrix };
         let ways = if self.full { matrix.product() } else { matrix.covering() };
         let runs = Runs::new(subject(&model, &prepare, slow_in_scalar), deadline);
         let (outcomes, left_out) = examine(runs, ways)?;

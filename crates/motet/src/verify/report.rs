@@ -170,6 +170,11 @@ impl fmt::Display for Report {
             "Every row that was run was compared with the conversation alone, bit for bit. Free pages were filled with \
              NaN before every step: {fresh} before their first use, {returned} that conversations had given back."
         )?;
+        let sum = |count: fn(&Outcome) -> u64| self.outcomes.iter().map(count).sum::<u64>();
+        let (drafted, accepted) = (sum(|o| o.observed.drafted), sum(|o| o.observed.accepted));
+        if drafted > 0 {
+            writeln!(f, "{drafted} tokens were drafted, {accepted} of them were chosen.")?;
+        }
         writeln!(f, "{met} of {all} pairs of values were seen to meet, in {seconds:.0} s.")?;
         let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for PairLeftOut { values: [(a, x), (b, y)], reason } in &self.pairs_left_out {

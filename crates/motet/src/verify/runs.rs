@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use motet_cpu::Isa;
 use motet_engine::clock::RealClock;
-use motet_engine::{Driver, Engine, Options, Plan, Request, Stream, Turn};
+use motet_engine::{Drafts, Driver, Engine, Options, Plan, Request, Stream, Turn};
 use motet_model::{PAGE, Stage};
 use serde::Serialize;
 
 use super::conversation::{Conversation, Extent, MOST, Vocabulary};
-use super::matrix::{Arrival, CHUNK, CONVERSATIONS, Named, PREFIX, Reuse, Way};
+use super::matrix::{Arrival, CHUNK, CONVERSATIONS, DRAFTS, Drafting, Heat, Named, PREFIX, Reuse, Way};
 use super::transcript::{Difference, Transcript};
 use super::witness::{Seen, Witness, Work};
 
@@ -79,6 +79,9 @@ pub(super) struct Observed {
     pub(super) largest_chunk: usize,
     /// How often a conversation stepped back into the queue.
     pub(super) steps_back: u64,
+    /// Tokens that were drafted, and those of them that were chosen.
+    pub(super) drafted: u64,
+    pub(super) accepted: u64,
     /// Conversations that found pages of an earlier one.
     pub(super) found_prefixes: usize,
     /// Free pages filled with NaN before their first use.
@@ -115,7 +118,7 @@ impl Outcome {
 /// Runs ways and remembers what conversations are alone.
 pub(super) struct Runs<'a> {
     subject: Subject<'a>,
-    alone: HashMap<(Extent, usize), Transcript>,
+    alone: HashMap<(Extent, Option<Heat>, usize), Transcript>,
     deadline: Option<Instant>,
     /// The longest that it took to prepare a stage.
     preparation: Duration,
@@ -136,11 +139,15 @@ impl<'a> Runs<'a> {
         let short = self.subject.slow_in_scalar && way.isa == Isa::Scalar;
         let extent = if short { Extent::Short } else { Extent::Whole };
         let Subject { vocabulary, context, .. } = &self.subject;
-        let conversations = Conversation::all(vocabulary, extent, way.conversations.min(MOST), *context);
+        let mut conversations = Conversation::all(vocabulary, extent, way.conversations.min(MOST), *context);
+        let heat = way.drafts.map(|(_, heat)| heat);
+        if let Some(heat) = heat {
+            conversations.iter_mut().for_each(|conversation| conversation.repeat_at(heat));
+        }
         for (number, conversation) in conversations.iter().enumerate() {
-            if !self.alone.contains_key(&(extent, number)) {
+            if !self.alone.contains_key(&(extent, heat, number)) {
                 let Some(alone) = self.alone(conversation)? else { return Ok(None) };
-                self.alone.insert((extent, number), alone);
+                self.alone.insert((extent, heat, number), alone);
             }
         }
         let Some((heard, observed, missed)) = self.together(way, &conversations)? else { return Ok(None) };
@@ -154,7 +161,7 @@ impl<'a> Runs<'a> {
             seconds: begun.elapsed().as_secs_f64(),
         };
         for (number, transcript) in heard.into_iter().enumerate() {
-            let comparison = transcript.compare(&self.alone[&(extent, number)]);
+            let comparison = transcript.compare(&self.alone[&(extent, heat, number)]);
             outcome.rows += comparison.rows;
             outcome.differing += comparison.differing;
             if comparison.differing > 0 || transcript.failure.is_some() {
@@ -210,7 +217,8 @@ impl<'a> Runs<'a> {
         let mut present = None;
         if let Some(elder) = elder {
             let request = Conversation::elder(vocabulary, elder.pages, CALM).request();
-            let elder = present.insert(wheel.submit(request)?);
+            // A token a step, so that it needs its page when it is expected to.
+            let elder = present.insert(wheel.submit(Request { drafts: false, ..request })?);
             if !wheel.turn_until(elder, |heard| heard.answered() > 0)? {
                 return Ok(None);
             }
@@ -218,11 +226,14 @@ impl<'a> Runs<'a> {
         wheel.seen.forget_sizes();
         let Some(heard) = wheel.converse(conversations, way.arrival, present)? else { return Ok(None) };
         let Work { together, chunk, fresh_pages, returned_pages } = wheel.seen.work();
+        let metrics = wheel.engine.metrics();
         let found = |(c, heard): &(&Conversation, &Transcript)| warm(c) && heard.cached > 0;
         let observed = Observed {
             together,
             largest_chunk: chunk,
-            steps_back: wheel.engine.metrics().num_preemptions,
+            steps_back: metrics.num_preemptions,
+            drafted: metrics.num_draft_tokens,
+            accepted: metrics.num_accepted_tokens,
             found_prefixes: conversations.iter().zip(&heard).filter(found).count(),
             fresh_pages,
             returned_pages,
@@ -240,7 +251,15 @@ impl<'a> Runs<'a> {
             _ => longest,
         };
         let checkpoints = 4 * conversations.len() as u64 * self.subject.recurrent;
+        let (drafts, look_up) = match way.drafts.map(|(drafting, _)| drafting) {
+            None | Some(Drafting::Off) => (Drafts::Off, false),
+            Some(Drafting::Exactly(count)) => (Drafts::Exactly(count), false),
+            Some(Drafting::Adaptive) => (Drafts::Auto, false),
+            Some(Drafting::LookUp) => (Drafts::Exactly(3), true),
+        };
         let options = Options {
+            drafts,
+            look_up,
             sessions: conversations.len() + usize::from(elder.is_some()),
             context: Some((pages * PAGE).min(self.subject.context)),
             rows: ROWS,
@@ -307,6 +326,10 @@ impl Observed {
         }
         if way.reuse == Reuse::Warm && (self.found_prefixes < prefixes || prefixes == 0) {
             miss(PREFIX, format!("{} of {prefixes} conversations found their prefix", self.found_prefixes));
+        }
+        let drafts = way.drafts.is_some_and(|(drafting, _)| drafting != Drafting::Off);
+        if drafts != (self.drafted > 0) {
+            miss(DRAFTS, format!("{} tokens were drafted", self.drafted));
         }
         missed
     }
@@ -478,6 +501,8 @@ mod tests {
             together: 4,
             largest_chunk: 32,
             steps_back: 1,
+            drafted: 0,
+            accepted: 0,
             found_prefixes: 3,
             fresh_pages: 0,
             returned_pages: 0,

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use motet_model::batch::StateOp;
+use motet_model::batch::{Commit, Segment, StateOp};
 use motet_model::device::Observer;
 use motet_model::{DeviceError, InFlight, Slot, Stage};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 pub(super) struct Work {
     /// Most conversations in one step.
     pub(super) together: usize,
-    /// Most rows of one conversation in one step.
+    /// Most rows of one conversation in one step, drafts apart.
     pub(super) chunk: usize,
     /// Pages filled with NaN before their first use.
     pub(super) fresh_pages: usize,
@@ -64,7 +64,8 @@ impl Stage for Witness {
 
     fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
         let segments = &work.batch.segments;
-        let chunk = segments.iter().map(|s| s.rows.len()).max().unwrap_or(0);
+        let certain = |s: &&Segment| s.commit == Commit::All;
+        let chunk = segments.iter().filter(certain).map(|s| s.rows.len()).max().unwrap_or(0);
         self.seen.change(|w| {
             (w.together, w.chunk) = (w.together.max(segments.len()), w.chunk.max(chunk));
         });
@@ -77,6 +78,10 @@ impl Stage for Witness {
 
     fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
         self.stage.commit(kept)
+    }
+
+    fn draft(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
+        self.stage.draft(work)
     }
 
     fn poison(&mut self, pool: usize, page: u32) {
