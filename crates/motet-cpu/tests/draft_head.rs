@@ -304,8 +304,8 @@ fn a_footprint_names_the_heads_share_and_the_record_of_verify_rows() {
     assert_eq!((with.draft.recurrent, with.recurrent), (4 * 64, without.recurrent + 4 * 64));
     // Three gated delta layers: 128 inputs of the convolution, 2 keys and 4 values of 16, 4 decays and step sizes.
     let row = 3 * (128 + 2 * 16 + 4 * 16 + 2 * 4);
-    assert_eq!(without.rollback, 4 * row * 3 * (1 + DRAFTS as u64));
-    assert_eq!(with.rollback, 4 * (row + 64) * 3 * (1 + DRAFTS as u64));
+    assert_eq!(without.rollback, 4 * row * 3 * DRAFTS as u64);
+    assert_eq!(with.rollback, 4 * (row + 64) * 3 * DRAFTS as u64);
     assert_eq!(without.draft, motet_model::device::DraftShare::default());
     let plain = Network::from_gguf(&tiny("llama", Format::F32)).unwrap();
     let refused = device.footprint(&plain, 0..plain.layers, &limits(&plain, true, way, 1, 64));

@@ -25,8 +25,8 @@ pub struct Checkpoint(pub u32);
 pub enum Commit {
     /// Every row is kept: prefill, and decode of one token.
     All,
-    /// The rows carry drafts: the first token is certain, those behind it are drafts. Recurrent states stay where they
-    /// were until `Stage::commit` names how many rows to keep. A row's sampling counts the drafts up to the row as
+    /// The rows carry drafts: the first token is certain, those behind it are drafts. Recurrent states stay behind the
+    /// first row until `Stage::commit` names how many rows to keep. A row's sampling counts the drafts up to the row as
     /// generated, as if they had been accepted: where one was not, nobody looks at the row.
     Verify,
 }

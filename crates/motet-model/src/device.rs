@@ -96,7 +96,7 @@ pub struct Footprint {
     pub page: Vec<u64>,
     /// Recurrent state of one session; a checkpoint takes the same.
     pub recurrent: u64,
-    /// What the stage keeps of verify rows until they are committed: `segments × (1 + drafts)` rows.
+    /// What the stage keeps of drafts until they are committed: `segments × drafts` rows.
     pub rollback: u64,
     /// What the draft head takes of `weights`, `page` and `recurrent`; zero without one.
     pub draft: DraftShare,

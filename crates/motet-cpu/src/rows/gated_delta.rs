@@ -87,6 +87,17 @@ struct Read<'a> {
     out: RowsMut<'a>,
 }
 
+impl DeltaInputs<'_> {
+    /// The inputs before and from `row` on.
+    pub fn split(self, row: usize) -> (Self, Self) {
+        let [k, v, alpha, beta] = [self.k, self.v, self.alpha, self.beta].map(|x| x.split(row));
+        (
+            DeltaInputs { k: k.0, v: v.0, alpha: alpha.0, beta: beta.0 },
+            DeltaInputs { k: k.1, v: v.1, alpha: alpha.1, beta: beta.1 },
+        )
+    }
+}
+
 dispatch! {
     fn recurrence(inputs: DeltaInputs<'_>, state: &mut RowsMut<'_>, read: Option<Read<'_>>) = recurrence_on_lanes;
 }

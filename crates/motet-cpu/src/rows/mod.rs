@@ -99,6 +99,16 @@ impl<'a> Rows<'a> {
         self.width
     }
 
+    /// The rows before and from `row` on.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn split(self, row: usize) -> (Rows<'a>, Rows<'a>) {
+        assert!(row <= self.count, "split at row {row} of {}", self.count);
+        let behind = &self.values[(row * self.stride).min(self.values.len())..];
+        (Rows { count: row, ..self }, Rows { values: behind, count: self.count - row, ..self })
+    }
+
     /// One row.
     ///
     /// # Panics

@@ -1,8 +1,8 @@
 //! What verify rows leave behind until they are committed: the inputs of every recurrence, row by row.
 //!
-//! In the step a recurrence runs a verify segment on a copy of its state, and the state stays before the segment. A
-//! commit moves it past the rows that are kept, from this record alone and with the arithmetic of the step: the bits
-//! are those of a step that had only these rows. Nothing of the network runs again.
+//! A segment's first row is certain: in the step the state moves past it. The drafts behind it run on a copy of the
+//! state. A commit moves the state past those that are kept, from this record alone and with the arithmetic of the step:
+//! the bits are those of a step that had only these rows. Nothing of the network runs again.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use motet_model::batch::{Batch, Commit, Slot};
@@ -23,7 +23,7 @@ pub(crate) struct RollBackLayout {
     recurrences: Vec<Recurrence>,
     /// Floats of a row's record.
     width: usize,
-    /// Rows of the record: as many as all segments may bring.
+    /// Rows of the record: as many drafts as all segments may bring.
     rows: usize,
 }
 
@@ -117,8 +117,7 @@ impl RollBackLayout {
             layout.recurrences.push(Recurrence { state, at: layout.width, inputs });
             layout.width += inputs.width();
         }
-        let batch = &limits.batch;
-        layout.rows = if batch.drafts > 0 { batch.segments * (1 + batch.drafts) } else { 0 };
+        layout.rows = limits.batch.segments * limits.batch.drafts;
         layout
     }
 
@@ -126,7 +125,7 @@ impl RollBackLayout {
         4 * self.width * self.rows
     }
 
-    /// The greatest state that one thread copies to run verify rows on it, in floats; none without drafts.
+    /// The greatest state that one thread copies to run drafts on it, in floats; none without drafts.
     pub(crate) fn copied_floats(&self) -> usize {
         let floats = |r: &Recurrence| match r.inputs {
             Inputs::Delta(DeltaColumns { key_dim, value_dim, .. }) => key_dim * value_dim,
@@ -149,13 +148,14 @@ pub(crate) struct RollBack {
     parts: Vec<(usize, usize)>,
 }
 
-/// Rows of the record.
+/// The drafts of a segment in the record.
 #[derive(Debug, Clone, Copy)]
 struct Recorded {
     slot: Slot,
+    /// Whether the segment waits for a commit.
+    verify: bool,
     first: usize,
-    /// 0 for a segment that is kept without asking.
-    rows: usize,
+    drafts: usize,
 }
 
 impl RollBack {
@@ -170,14 +170,15 @@ impl RollBack {
         Ok(Self { layout, floats, segments: recorded, kept, parts })
     }
 
-    /// Forgets the last step and makes room for this one's verify rows, which `CpuStage::check` counted.
+    /// Forgets the last step and makes room for this one's drafts, which `CpuStage::check_step` counted.
     pub(super) fn begin(&mut self, batch: &Batch) {
         self.segments.clear();
         let mut first = 0;
         for s in &batch.segments {
-            let rows = if s.commit == Commit::Verify { s.rows.len() } else { 0 };
-            self.segments.push(Recorded { slot: s.slot, first, rows });
-            first += rows;
+            let verify = s.commit == Commit::Verify;
+            let drafts = if verify { s.rows.len() - 1 } else { 0 };
+            self.segments.push(Recorded { slot: s.slot, verify, first, drafts });
+            first += drafts;
         }
     }
 
@@ -199,8 +200,8 @@ impl RollBack {
     fn keep(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
         self.kept.clear();
         for (i, &(slot, rows)) in kept.iter().enumerate() {
-            let found = self.segments.iter().find(|s| s.slot == slot && s.rows > 0);
-            let had = found.map_or(0, |s| s.rows);
+            let found = self.segments.iter().find(|s| s.slot == slot && s.verify);
+            let had = found.map_or(0, |s| 1 + s.drafts);
             let Some(found) = found.filter(|_| (1..=had).contains(&rows)) else {
                 let slot = slot.0;
                 return Err(DeviceError::Batch(format!(
@@ -210,7 +211,9 @@ impl RollBack {
             if kept[..i].iter().any(|other| other.0 == slot) {
                 return Err(DeviceError::Batch(format!("slot {} is to be committed twice", slot.0)));
             }
-            self.kept.push(Recorded { rows, ..*found });
+            if rows > 1 {
+                self.kept.push(Recorded { drafts: rows - 1, ..*found });
+            }
         }
         Ok(())
     }
@@ -225,21 +228,21 @@ pub(super) struct Recorder<'a> {
 }
 
 impl Recorder<'_> {
-    /// Whether a segment's rows wait for a commit.
+    /// Whether a segment brings drafts, which wait for a commit.
     pub(super) fn wants(&self, segment: usize) -> bool {
-        self.segments[segment].rows > 0
+        self.segments[segment].drafts > 0
     }
 
-    /// Takes down columns of a segment's rows, at `column` of this recurrence's inputs.
+    /// Takes down columns of the rows that a segment's drafts are, at `column` of this recurrence's inputs.
     ///
     /// # Safety
     /// No other task takes down the same columns of the segment.
     pub(super) unsafe fn take_down(&self, segment: usize, column: usize, x: Rows<'_>) {
-        let Recorded { first, rows, .. } = self.segments[segment];
-        assert!(x.count() == rows && column + x.width() <= self.inputs.width(), "{rows} rows, {column}");
+        let Recorded { first, drafts, .. } = self.segments[segment];
+        assert!(x.count() == drafts && column + x.width() <= self.inputs.width(), "{drafts} rows, {column}");
         // SAFETY: the caller's promise; segments have rows of their own.
-        let mut record = unsafe { self.record.part(first..first + rows, self.at + column, x.width()) };
-        for row in 0..rows {
+        let mut record = unsafe { self.record.part(first..first + drafts, self.at + column, x.width()) };
+        for row in 0..drafts {
             record.row_mut(row).copy_from_slice(x.row(row));
         }
     }
@@ -259,7 +262,7 @@ impl CpuStage {
             let Recurrence { state, at, inputs } = layout.recurrences[recurrence];
             let first = state_at[state.0];
             let columns = |column: usize, columns: usize| {
-                Rows::new(&record[session.first * width + at + column..], session.rows, columns, width)
+                Rows::new(&record[session.first * width + at + column..], session.drafts, columns, width)
             };
             match inputs {
                 Inputs::Convolution { kept, channels } => {
@@ -270,7 +273,7 @@ impl CpuStage {
                 Inputs::Row { width } => {
                     // SAFETY: as above.
                     let mut last = unsafe { states.part(session.slot, first, 1, width, width) };
-                    last.row_mut(0).copy_from_slice(columns(0, width).row(session.rows - 1));
+                    last.row_mut(0).copy_from_slice(columns(0, width).row(session.drafts - 1));
                 }
                 Inputs::Delta(of) => {
                     let DeltaColumns { key_heads, key_dim, value_dim, .. } = of;

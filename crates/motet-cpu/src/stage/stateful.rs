@@ -92,10 +92,12 @@ impl Run<'_> {
             let x = Rows::new(x_rows, rows.len(), x.width, stride);
             out.row_mut(0).copy_from_slice(last.row_mut(0));
             (1..rows.len()).for_each(|row| out.row_mut(row).copy_from_slice(x.row(row - 1)));
-            match record.wants(number) {
+            let certain = if record.wants(number) { 1 } else { rows.len() };
+            let (certain, x) = x.split(certain);
+            last.row_mut(0).copy_from_slice(certain.row(certain.count() - 1));
+            if record.wants(number) {
                 // SAFETY: a session has one task.
-                true => unsafe { record.take_down(number, 0, x) },
-                false => last.row_mut(0).copy_from_slice(x.row(rows.len() - 1)),
+                unsafe { record.take_down(number, 0, x) };
             }
         })
     }
@@ -138,6 +140,10 @@ impl Run<'_> {
             if !record.wants(number) {
                 return convolve_silu(isa, &mut out, x, taps, &mut state);
             }
+            // The first row is certain, the others run on a copy.
+            let (mut first_out, mut out) = out.split_rows(1);
+            let (first_x, x) = x.split(1);
+            convolve_silu(isa, &mut first_out, first_x, taps, &mut state);
             let mut copy = [0.0; (MAX_TAPS - 1) * CHANNELS];
             let mut copy = RowsMut::new(&mut copy, kernel - 1, width, CHANNELS);
             (0..kernel - 1).for_each(|j| copy.row_mut(j).copy_from_slice(state.row_mut(j)));
@@ -188,10 +194,15 @@ impl Run<'_> {
             if !record.wants(number) {
                 return gated_delta(isa, &mut out, of_head(q), inputs, &mut state);
             }
+            // The first row is certain, the others run on a copy.
+            let (mut first_out, mut out) = out.split_rows(1);
+            let (first_q, q) = of_head(q).split(1);
+            let (first, inputs) = inputs.split(1);
+            gated_delta(isa, &mut first_out, first_q, first, &mut state);
             let mut copy = copies.lend(worker);
             let mut copy = RowsMut::new(&mut copy, key_dim, value_dim, value_dim);
             (0..key_dim).for_each(|i| copy.row_mut(i).copy_from_slice(state.row_mut(i)));
-            gated_delta(isa, &mut out, of_head(q), inputs, &mut copy);
+            gated_delta(isa, &mut out, q, inputs, &mut copy);
             let columns = DeltaColumns { key_heads: k.count, key_dim, heads, value_dim };
             // SAFETY: tasks of one session differ in the head; a key head is taken down by the first that reads it.
             unsafe {
