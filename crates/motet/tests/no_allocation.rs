@@ -11,6 +11,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use motet_cpu::{CpuDevice, CpuOptions, Isa};
 use motet_engine::clock::RealClock;
@@ -128,6 +129,8 @@ fn steps_of(name: &str, file: &ModelFile, isa: Isa, kv: KvFormat, drafts: Drafts
     let mut streams: Vec<Stream> =
         ways.iter().zip(0..).map(|(way, i)| rig.submit(i, 30, 150, way.clone())).collect();
     (0..10).for_each(|_| assert_eq!(rig.driver.turn(), Turn::Ran));
+    // The compute threads go to sleep and are woken once: the standard library keeps something for each.
+    std::thread::sleep(Duration::from_millis(2));
     // A prompt that is read while the others answer; in this turn its session is made.
     streams.push(rig.submit(4, 150, 100, SamplingOptions { top_p: 0.8, ..plain() }));
     assert_eq!(rig.driver.turn(), Turn::Ran);
