@@ -5,7 +5,7 @@ mod common;
 
 use common::{Bench, DRAFTS, Way, logits, tiny};
 use motet_cpu::Isa;
-use motet_gguf::Format;
+use motet_gguf::{Format, ModelFile, Writer};
 use motet_model::batch::{Commit, Sampling, Seen, Slot, Want};
 use motet_model::{DeviceError, KvFormat};
 
@@ -188,4 +188,60 @@ fn commits_of_rows_that_are_not_there_are_refused_and_change_nothing() {
     // More rows than the record was made for.
     bench.add_as(Commit::Verify, 1, &ids, 0, 2 + DRAFTS);
     assert!(matches!(bench.stage.step(&mut bench.work), Err(DeviceError::Batch(_))));
+}
+
+/// A tiny model in which the embedding of one token is NaN.
+fn with_a_broken_token(name: &str, token: usize) -> ModelFile {
+    let file = tiny(name, Format::F32);
+    let embedding = file.tensor("token_embd.weight").expect("an embedding");
+    let (mut table, row) = (file.bytes(embedding).to_vec(), 4 * embedding.shape[0] as usize);
+    table[token * row..(token + 1) * row].copy_from_slice(&f32::NAN.to_le_bytes().repeat(row / 4));
+    let mut writer = Writer::new();
+    for (key, value) in file.metadata().iter() {
+        writer.put(key, value).expect("a key that was read");
+    }
+    for t in file.tensors() {
+        let bytes = if t.name == "token_embd.weight" { table.as_slice() } else { file.bytes(t) };
+        writer.tensor(&t.name, &t.shape, t.format, bytes).expect("a tensor that was read");
+    }
+    ModelFile::from_vec(writer.to_bytes()).expect("a model file")
+}
+
+#[test]
+fn a_wrong_draft_that_overflows_ends_no_session() {
+    const BROKEN: u32 = 283;
+    for name in ["llama", "qwen35"] {
+        let file = with_a_broken_token(name, BROKEN as usize);
+        let ids: Vec<u32> = conversation(0, 20).into_iter().map(|id| id % 280).collect();
+        let want = logits(&file, SOLO, &ids);
+        let mut bench = Bench::new(&file, Way { chunk: 16, ..SOLO }, 1, 64);
+        bench.add(0, &ids, 0, 10);
+        bench.step();
+        let mut tokens = ids[..11].to_vec();
+        tokens.extend([BROKEN, 7, 8]);
+        bench.add_as(Commit::Verify, 0, &tokens, 10, 14);
+        for ask in &mut bench.work.batch.asks {
+            ask.want = Want::Sample(common::GREEDY);
+        }
+        bench.stage.step(&mut bench.work).expect("a step");
+        assert_eq!(bench.work.faults, [], "{name}");
+        let rows: Vec<u32> = bench.work.answers.iter().map(|a| a.row).collect();
+        assert_eq!(rows, [0, 1, 2, 3], "{name}: an answer for each ask");
+        assert_ne!(bench.work.answers[0].token, BROKEN);
+        bench.work.clear();
+        bench.stage.commit(&[(Slot(0), 1)]).expect("the certain row");
+        bench.add(0, &ids, 11, 20);
+        for (row, want) in bench.step()[4..].iter().zip(&want[11..]) {
+            assert!(row.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "{name}");
+        }
+
+        // Where the certain token itself is broken, the session does end.
+        let tokens = [&ids[..10], &[BROKEN, 7]].concat();
+        let mut bench = Bench::new(&file, Way { chunk: 16, ..SOLO }, 1, 64);
+        bench.add(0, &ids, 0, 10);
+        bench.step();
+        bench.add_as(Commit::Verify, 0, &tokens, 10, 12);
+        bench.stage.step(&mut bench.work).expect("a step");
+        assert_eq!(bench.work.faults, [0], "{name}");
+    }
 }

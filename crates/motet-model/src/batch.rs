@@ -303,7 +303,8 @@ pub struct InFlight {
     pub answers: Vec<Answer>,
     /// (token, log-probability) of the answers' top lists.
     pub top: Vec<(u32, f32)>,
-    /// Segments with a non-finite hidden row or logit; their sessions end with an error.
+    /// Segments with a non-finite hidden row or logit; their sessions end with an error. Rows behind a draft that was
+    /// not chosen don't count.
     pub faults: Vec<u32>,
     /// What `Stage::draft` drafted, segment after segment, `Batch::drafts` tokens each.
     pub drafted: Vec<u32>,

@@ -265,6 +265,7 @@ impl Stage for CpuStage {
         self.run(Section::Feed, Lines::of(batch), hidden).map_err(panicked)?;
         if self.output.is_some() {
             self.answer(work).map_err(panicked)?;
+            self.pardon(work);
         }
         Ok(())
     }
