@@ -74,6 +74,7 @@ impl Bench {
             asks: SESSIONS * (1 + DRAFTS),
             seen: 0,
             bias: 0,
+            allowed: 0,
             drafts: DRAFTS,
         };
         let limits = Limits {
@@ -120,6 +121,7 @@ impl Bench {
             presence_penalty: 0.0,
             seen: 0..0,
             bias: 0..0,
+            allowed: 0..0,
         };
         let asked = if rows > 1 + DRAFTS { 0 } else { rows as u32 };
         batch.asks.extend((row..row + asked).map(|row| Ask {

@@ -209,6 +209,7 @@ fn drafts_are_chosen_with_the_noise_and_the_penalties_of_the_tokens_position() {
         presence_penalty: 0.5,
         seen: 0..3,
         bias: 0..2,
+        allowed: 0..0,
     };
     let seen =
         [Seen { token: 7, generated: 2 }, Seen { token: 8, generated: 0 }, Seen { token: 9, generated: 1 }];
@@ -239,7 +240,8 @@ fn drafts_are_chosen_with_the_noise_and_the_penalties_of_the_tokens_position() {
                 presence_penalty: 0.5,
             };
             let mut scratch = vec![0.0; scratch_len(logits.len())];
-            let want = pick(Isa::Scalar, logits, &settings, counts.clone(), &bias, &mut scratch).unwrap();
+            let want =
+                pick(Isa::Scalar, logits, &settings, counts.clone(), &bias, &[], &mut scratch).unwrap();
             assert_eq!(token, want, "{name}, draft {depth}");
             match counts.iter_mut().find(|(t, _)| *t == token) {
                 Some((_, generated)) => *generated += 1,

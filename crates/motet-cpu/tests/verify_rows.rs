@@ -109,6 +109,7 @@ fn sampling(seed: u64, seen: std::ops::Range<u32>) -> Sampling {
         presence_penalty: 0.7,
         seen,
         bias: 0..FAVOURED.len() as u32,
+        allowed: 0..0,
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! The rooms, in the order data flows: `request` and `stream` (what goes in and comes out), `queue` (the one bounded
 //! queue), `engine` (façade and thread), `scheduler` (which rows run, what their answers mean), `drafts` (what may come next) and `appetite` (how much
-//! of it pays), `session` and
+//! of it pays), `constraint` (what may), `session` and
 //! `sampling` (one conversation), `prefix`, `pages` and `checkpoints` (what is remembered of whom), `costs` (how long
 //! rows take), `metrics`; and [`plan`], which sizes all of it beforehand, and [`scripted`], a device to test it on.
 //!
@@ -33,6 +33,7 @@ pub mod scripted;
 
 mod appetite;
 mod checkpoints;
+mod constraint;
 mod costs;
 mod drafts;
 mod engine;
@@ -46,6 +47,7 @@ mod scheduler;
 mod session;
 mod stream;
 
+pub use constraint::{Advance, Constraint, ConstraintMaker};
 pub use drafts::{Drafts, MAX_DRAFTS, UnknownDrafts};
 pub use engine::{Driver, Engine, Health, Turn};
 pub use metrics::{Histogram, MetricsSnapshot};

@@ -461,6 +461,7 @@ fn batch_limits(
         asks: rows,
         seen: sessions * context.min(vocab),
         bias: sessions * MAX_BIAS.min(vocab),
+        allowed: sessions * (1 + drafts) * vocab.div_ceil(64),
         drafts,
     }
 }

@@ -3,6 +3,7 @@
 //! A request is complete when it is submitted: everything that can be wrong with it is found by
 //! [`Request::check`] before it enters the queue. It knows nothing of text, only of tokens.
 
+use crate::constraint::ConstraintMaker;
 use crate::sampling::SamplingOptions;
 
 /// The most log-probabilities per token that can be asked for.
@@ -25,6 +26,8 @@ pub struct Request {
     pub end_tokens: Vec<u32>,
     /// Makes what watches each choice's tokens for stop strings.
     pub cut: Option<CutMaker>,
+    /// Makes the form that each choice's answer must keep to.
+    pub constraint: Option<ConstraintMaker>,
     /// The log-probability of each token, and of this many most likely ones (0–20).
     pub logprobs: Option<u8>,
     /// The same for the prompt's own tokens but the first, whose probability has no meaning. The prompt is then
@@ -49,6 +52,7 @@ impl Request {
             max_tokens: None,
             end_tokens: Vec::new(),
             cut: None,
+            constraint: None,
             logprobs: None,
             prompt_logprobs: None,
             digests: false,

@@ -157,6 +157,7 @@ impl Sampler {
             presence_penalty: o.presence_penalty,
             seen: seen_from..batch.seen.len() as u32,
             bias: bias_from..batch.bias.len() as u32,
+            allowed: 0..0,
         }
     }
 }

@@ -63,6 +63,7 @@ pub(crate) struct Scheduler {
     pools: usize,
     recurrent: bool,
     context: usize,
+    vocab: usize,
     headroom: usize,
     step: Duration,
     chunk: Option<usize>,
@@ -93,6 +94,7 @@ impl Scheduler {
             pools: layout.pools.len(),
             recurrent: layout.recurrent_floats > 0,
             context: limits.context,
+            vocab: plan.vocab,
             headroom: plan.options.headroom,
             step: plan.options.step,
             chunk: plan.options.prefill_chunk,
@@ -294,10 +296,10 @@ impl Scheduler {
     }
 
     /// Lays a session's next `rows` rows into a batch: of its tokens, and behind the last of them its drafts.
-    fn lay(&self, batch: &mut Batch, slot: Slot, rows: usize) {
-        let session = self.running(slot);
+    fn lay(&mut self, batch: &mut Batch, slot: Slot, rows: usize) {
+        let session = self.running[slot.0 as usize].as_mut().expect("a running session");
         let first_row = batch.tokens.len();
-        session.ask(rows, first_row, batch);
+        session.ask(rows, first_row, self.vocab, batch);
         batch.tokens.extend(session.tokens[session.read..].iter().chain(&session.drafts).take(rows));
         let mut tables: [Range<u32>; MAX_POOLS] = std::array::from_fn(|_| 0..0);
         for (pool, range) in tables.iter_mut().enumerate().take(self.pools) {

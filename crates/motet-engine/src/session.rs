@@ -4,6 +4,7 @@
 //! into the line at any time and be read again, and nobody can tell but by the clock.
 
 use crate::appetite::Chances;
+use crate::constraint::{Advance, Constraint};
 use crate::prefix::Table;
 use crate::queue::Waiting;
 use crate::request::Cut;
@@ -60,6 +61,7 @@ pub(crate) struct Session {
     pub(crate) sender: Sender,
     pub(crate) sampler: Sampler,
     cut: Option<Box<dyn Cut>>,
+    constraint: Option<Box<dyn Constraint>>,
     /// Tokens chosen so far, an end token included.
     pub(crate) generated: usize,
     /// Prompt tokens whose score was published, the first (which has none) included.
@@ -128,6 +130,7 @@ impl Session {
                 table: Table::with_capacity(context),
                 sender,
                 cut: request.cut.as_ref().map(|make| make()),
+                constraint: request.constraint.as_ref().map(|make| make()),
                 generated: 0,
                 scored: if choice == 0 { 1 } else { prompt },
                 forks: Vec::new(),
@@ -192,8 +195,8 @@ impl Session {
 
     /// The session's questions to its rows `read .. read + rows`, the first of which is row `at` of the batch. From the
     /// last of its tokens on (behind it there may be drafts), each row chooses a token.
-    pub(crate) fn ask(&self, rows: usize, at: usize, batch: &mut Batch) {
-        let task = &*self.task;
+    pub(crate) fn ask(&mut self, rows: usize, at: usize, vocab: usize, batch: &mut Batch) {
+        let task = self.task.clone();
         let end = self.read + rows;
         let scores = self.scores();
         let told = if task.digests { self.read..end.min(self.tokens.len() - 1) } else { scores.clone() };
@@ -210,13 +213,46 @@ impl Session {
         if end >= self.tokens.len() && task.answer > 0 {
             let sampling = self.sampler.parameters(batch);
             let last = at + self.tokens.len() - 1 - self.read;
-            batch.asks.extend((last..at + rows).map(|row| Ask {
-                row: row as u32,
-                want: Want::Sample(sampling.clone()),
-                top: task.logprobs.unwrap_or(0),
-                logprob: task.logprobs.is_some(),
-                digest: task.digests,
-            }));
+            for row in last..at + rows {
+                let mut sampling = sampling.clone();
+                if let Some(constraint) = &mut self.constraint {
+                    if row > last {
+                        constraint.advance(self.drafts[row - last - 1]);
+                    }
+                    let from = batch.allowed.len();
+                    batch.allowed.resize(from + vocab.div_ceil(64), 0);
+                    constraint.mask(&mut batch.allowed[from..]);
+                    sampling.allowed = from as u32..batch.allowed.len() as u32;
+                }
+                batch.asks.push(Ask {
+                    row: row as u32,
+                    want: Want::Sample(sampling),
+                    top: task.logprobs.unwrap_or(0),
+                    logprob: task.logprobs.is_some(),
+                    digest: task.digests,
+                });
+            }
+            if let Some(constraint) = &mut self.constraint {
+                constraint.roll_back(at + rows - 1 - last);
+            }
+        }
+    }
+
+    /// Takes drafts for the next step: those before the first that may not stand there, or behind which nothing may.
+    pub(crate) fn expect(&mut self, drafts: &[u32]) {
+        self.drafts.extend_from_slice(drafts);
+        if let Some(constraint) = &mut self.constraint {
+            let (mut advanced, mut expected) = (0, 0);
+            for &draft in drafts {
+                let form = constraint.advance(draft);
+                advanced += usize::from(form != Advance::Refused);
+                if form != Advance::GoesOn {
+                    break;
+                }
+                expected += 1;
+            }
+            constraint.roll_back(advanced);
+            self.drafts.truncate(expected);
         }
     }
 
@@ -227,11 +263,15 @@ impl Session {
         if self.task.end_tokens.contains(&id) {
             return Some(FinishReason::EndToken(id));
         }
+        let form = self.constraint.as_mut().map(|constraint| constraint.advance(id));
         self.decodes = true;
         self.tokens.push(id);
         self.sampler.learn(id);
         self.sender.token(token, top);
         if self.cut.as_mut().is_some_and(|cut| cut.push(id)) {
+            return Some(FinishReason::Cut);
+        }
+        if form.is_some_and(|form| form != Advance::GoesOn) {
             return Some(FinishReason::Cut);
         }
         (self.generated == self.task.answer).then_some(FinishReason::Length)

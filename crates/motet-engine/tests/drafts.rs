@@ -213,6 +213,27 @@ fn drafts_can_be_looked_up_where_there_is_a_head() {
     assert_eq!(rig.answers(rounds(Some(101)))[0].drafted, (80, 80));
 }
 
+/// Every token is allowed where it stands, whichever drafts were refused, and the answer is complete within a step's
+/// drafts.
+#[test]
+fn an_answer_keeps_to_its_form_with_drafts() {
+    for (drafts, head) in [(Drafts::Off, false), (Drafts::Exactly(5), false), (Drafts::Exactly(5), true)] {
+        let sketch = Sketch { vocab: 5, head, ..SKETCHES[2] };
+        let mut rig = rig(sketch, random(1_000_000), drafts);
+        let form = || -> Option<motet_engine::ConstraintMaker> {
+            Some(Box::new(|| Box::new(NoEcho { said: vec![], length: 203, vocab: 5 })))
+        };
+        let ask = || Request { constraint: form(), ..request(vec![1, 2, 3], 1) };
+        let expected = rig.expected(&ask()).remove(0);
+        let said = rig.answers(ask()).remove(0);
+        assert_same(&said, &expected, "");
+        assert_eq!((said.tokens.len(), said.reason), (203, Some(FinishReason::Cut)));
+        assert!(said.tokens.windows(3).all(|w| w[0] != w[1] && w[0] != w[2] && w[1] != w[2]));
+        assert_eq!(said.drafted.1 > 20, drafts != Drafts::Off, "{:?}", said.drafted);
+        assert!(rig.driver.at_rest());
+    }
+}
+
 #[test]
 fn nobody_steps_back_for_drafts() {
     let pages_of = |drafts| {

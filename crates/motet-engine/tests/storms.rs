@@ -9,7 +9,8 @@ mod common;
 use common::*;
 use motet_engine::scripted::Sketch;
 use motet_engine::{
-    Cut, Drafts, Machine, MetricsSnapshot, Options, Plan, Request, SamplingOptions, Stream, SubmitError, Turn,
+    Constraint, Cut, Drafts, Machine, MetricsSnapshot, Options, Plan, Request, SamplingOptions, Stream,
+    SubmitError, Turn,
 };
 
 /// Ends an answer when the sum of its tokens is divisible by 37.
@@ -102,6 +103,10 @@ fn random_request(rng: &mut Rng, vocab: usize, context: usize, clients: &[Client
         max_tokens,
         end_tokens: vec![END],
         cut: rng.chance(4).then(|| Box::new(|| Box::new(ThirtySeven::default()) as Box<dyn Cut>) as _),
+        constraint: rng.chance(4).then(|| {
+            let length = rng.range(1, 200);
+            Box::new(move || Box::new(NoEcho { said: Vec::new(), length, vocab }) as Box<dyn Constraint>) as _
+        }),
         logprobs: rng.chance(4).then(|| rng.range(0, 4) as u8),
         prompt_logprobs: rng.chance(8).then_some(1),
         ..Request::new(prompt)
@@ -123,7 +128,7 @@ fn storm(mut sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
     };
     if drafts != Drafts::Off && !sketch.head {
         // Few tokens: what is looked up is often right.
-        sketch.vocab = rng.range(3, 6);
+        sketch.vocab = rng.range(4, 7);
     }
     let what = format!("{sketch:?}, storm {seed}");
     let options = storm_options(rng, sketch, drafts);

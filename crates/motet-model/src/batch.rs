@@ -116,6 +116,9 @@ pub struct Sampling {
     pub seen: Range<u32>,
     /// Added to logits by token, in [`Batch::bias`].
     pub bias: Range<u32>,
+    /// The tokens that may be chosen, as a set of bits in [`Batch::allowed`]: token `t` is bit `t % 64` of word
+    /// `t / 64`; empty: all. The others count as −∞, after penalties and biases.
+    pub allowed: Range<u32>,
 }
 
 /// What a row is asked for besides running.
@@ -162,6 +165,8 @@ pub struct Batch {
     pub seen: Vec<Seen>,
     /// Logit biases: (token, added).
     pub bias: Vec<(u32, f32)>,
+    /// Sets of tokens that may be chosen.
+    pub allowed: Vec<u64>,
     /// How many tokens to draft for each segment, descending, none 0: set in a batch for `Stage::draft`, where every
     /// segment has one row (the token that is certain and not yet run) and one [`Want::Sample`]. Empty otherwise.
     pub drafts: Vec<u32>,
@@ -184,6 +189,8 @@ pub struct BatchLimits {
     pub seen: usize,
     /// Logit biases over all sessions.
     pub bias: usize,
+    /// Words of the sets of tokens that may be chosen.
+    pub allowed: usize,
     /// Drafts to a segment; 0 where nothing is drafted or verified.
     pub drafts: usize,
 }
@@ -199,6 +206,7 @@ impl Batch {
             asks: Vec::with_capacity(limits.asks),
             seen: Vec::with_capacity(limits.seen),
             bias: Vec::with_capacity(limits.bias),
+            allowed: Vec::with_capacity(limits.allowed),
             drafts: Vec::with_capacity(if limits.drafts > 0 { limits.segments } else { 0 }),
         }
     }
@@ -212,6 +220,7 @@ impl Batch {
         self.asks.clear();
         self.seen.clear();
         self.bias.clear();
+        self.allowed.clear();
         self.drafts.clear();
     }
 
@@ -239,6 +248,11 @@ impl Batch {
     /// The logit biases of one row.
     pub fn bias(&self, sampling: &Sampling) -> &[(u32, f32)] {
         &self.bias[sampling.bias.start as usize..sampling.bias.end as usize]
+    }
+
+    /// The tokens that may be chosen in one row; empty: all.
+    pub fn allowed(&self, sampling: &Sampling) -> &[u64] {
+        &self.allowed[sampling.allowed.start as usize..sampling.allowed.end as usize]
     }
 
     /// Checks what every stage relies on: rows cover the segments without gaps, tables cover the rows, asks ascend.
@@ -331,7 +345,7 @@ impl InFlight {
             l.segments * size_of::<Segment>(),
             l.rows * 4 + l.pages * 4,
             l.asks * (size_of::<Ask>() + size_of::<Answer>() + 20 * 8),
-            l.seen * size_of::<Seen>() + l.bias * 8 + l.segments * 4,
+            l.seen * size_of::<Seen>() + l.bias * 8 + l.allowed * 8 + l.segments * 4,
             l.rows * d_model * 4,
             if l.drafts > 0 { l.segments * (1 + l.drafts) * 4 } else { 0 },
         ];

@@ -60,7 +60,8 @@ pub const fn scratch_len(vocab: usize) -> usize {
 /// Chooses a token.
 ///
 /// 1. Logits are processed: each bias is added, then each seen token's logit l becomes l / repetition_penalty if l > 0,
-///    else l · repetition_penalty; minus frequency_penalty · generated; minus presence_penalty if generated > 0.
+///    else l · repetition_penalty; minus frequency_penalty · generated; minus presence_penalty if generated > 0. Where
+///    `allowed` is not empty, tokens whose bit (t % 64 of word t / 64) is 0 come last of all.
 ///    Then t = l / temperature, kept finite. All in f32, each step rounded. At temperature 0 the greatest l wins.
 /// 2. Tokens are in order of (t descending, id ascending). Kept are those in all of: the first `top_k`; the shortest
 ///    prefix whose weights e^(t − max) sum up to at least `top_p` of all (in units of 2⁻³⁰ each, the sum exact);
@@ -83,6 +84,7 @@ pub fn pick(
     settings: &Settings,
     seen: impl IntoIterator<Item = (u32, u32)>,
     bias: &[(u32, f32)],
+    allowed: &[u64],
     scratch: &mut [f32],
 ) -> Result<u32, NonFiniteLogits> {
     assert!(!logits.is_empty(), "a vocabulary of no token");
@@ -102,6 +104,10 @@ pub fn pick(
         if generated > 0 {
             *l -= settings.presence_penalty;
         }
+    }
+    for (scores, &word) in scores.chunks_mut(64).zip(allowed).filter(|(_, word)| **word != u64::MAX) {
+        let refused = scores.iter_mut().enumerate().filter(|(i, _)| word >> i & 1 == 0);
+        refused.for_each(|(_, score)| *score = f32::NEG_INFINITY);
     }
     let (groups, _) = scratch[..scratch_len(logits.len())].as_chunks_mut::<GROUP>();
     Ok(choose(isa, groups, logits.len(), settings))

@@ -20,7 +20,7 @@ const SETTINGS: Settings = Settings {
 fn choice(logits: &[f32], settings: &Settings, seen: &[(u32, u32)], bias: &[(u32, f32)]) -> u32 {
     let found = same_on_all(|isa| {
         let mut scratch = vec![f32::NAN; scratch_len(logits.len())];
-        vec![pick(isa, logits, settings, seen.iter().copied(), bias, &mut scratch).unwrap() as f32]
+        vec![pick(isa, logits, settings, seen.iter().copied(), bias, &[], &mut scratch).unwrap() as f32]
     });
     found[0] as u32
 }
@@ -250,7 +250,7 @@ fn frequencies_follow_the_probabilities() {
         let mut scratch = vec![0.0; scratch_len(20)];
         for position in 0..20_000 {
             let settings = Settings { position, choice, temperature: 0.8, ..SETTINGS };
-            counts[pick(Isa::best(), &logits, &settings, [], &[], &mut scratch).unwrap() as usize] += 1;
+            counts[pick(Isa::best(), &logits, &settings, [], &[], &[], &mut scratch).unwrap() as usize] += 1;
         }
         let chi: f64 = counts
             .iter()
@@ -276,7 +276,8 @@ fn the_noise_couples_two_rows_as_gumbel_noise_should() {
     let mut agreed = 0;
     for position in 0..20_000 {
         let settings = Settings { position, ..SETTINGS };
-        let mut one = |logits: &[f32]| pick(Isa::best(), logits, &settings, [], &[], &mut scratch).unwrap();
+        let mut one =
+            |logits: &[f32]| pick(Isa::best(), logits, &settings, [], &[], &[], &mut scratch).unwrap();
         agreed += usize::from(one(&a) == one(&b));
     }
     let expected: f64 =
@@ -304,7 +305,10 @@ fn extreme_rows_and_settings_choose_something_kept() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut scratch = vec![0.0; scratch_len(3)];
         for isa in Isa::available() {
-            assert_eq!(pick(isa, &[0.0, bad, 1.0], &SETTINGS, [], &[], &mut scratch), Err(NonFiniteLogits));
+            assert_eq!(
+                pick(isa, &[0.0, bad, 1.0], &SETTINGS, [], &[], &[], &mut scratch),
+                Err(NonFiniteLogits)
+            );
             assert_eq!(LogNormaliser::new(isa, &[0.0, bad, 1.0]), Err(NonFiniteLogits));
         }
     }
@@ -360,4 +364,34 @@ fn a_digest_changes_with_every_bit() {
             && digests.insert(digest(&[0.0; 4]))
             && digests.insert(digest(&[-0.0; 4]))
     );
+}
+
+/// A token that may not be chosen is one with a bias of −∞.
+#[test]
+fn only_allowed_tokens_are_chosen() {
+    let mut random = Random::new(5);
+    for round in 0..200 {
+        let vocab = [3, 64, 65, 200][round % 4];
+        let logits = random.row(vocab);
+        let allowed: Vec<u64> = (0..vocab.div_ceil(64))
+            .map(|_| u64::from(random.next()) << 32 | u64::from(random.next()) | 4)
+            .collect();
+        let may = |token: u32| allowed[token as usize / 64] >> (token % 64) & 1 == 1;
+        let bias: Vec<(u32, f32)> =
+            (0..vocab as u32).filter(|&t| !may(t)).map(|t| (t, f32::NEG_INFINITY)).collect();
+        let seen = [(1, 2)];
+        let settings = Settings {
+            position: round as u32,
+            temperature: [0.0, 0.7, 1.0][round % 3],
+            top_k: [0, 5][round % 2],
+            repetition_penalty: 1.3,
+            ..SETTINGS
+        };
+        let mut scratch = vec![f32::NAN; scratch_len(vocab)];
+        for isa in Isa::available() {
+            let found = pick(isa, &logits, &settings, seen, &[], &allowed, &mut scratch).unwrap();
+            assert!(may(found), "{found}");
+            assert_eq!(found, choice(&logits, &settings, &seen, &bias));
+        }
+    }
 }

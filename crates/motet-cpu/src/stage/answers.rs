@@ -234,7 +234,7 @@ pub(super) fn choose(
     };
     let penalised = s.repetition_penalty != 1.0 || s.frequency_penalty != 0.0 || s.presence_penalty != 0.0;
     let drafts = if penalised { drafts } else { &[] };
-    pick(isa, logits, &settings, counted(batch.seen(s), drafts), batch.bias(s), scratch)
+    pick(isa, logits, &settings, counted(batch.seen(s), drafts), batch.bias(s), batch.allowed(s), scratch)
 }
 
 /// The tokens seen and the drafts, each token once, with how often it was generated.

@@ -112,6 +112,7 @@ pub const GREEDY: Sampling = Sampling {
     presence_penalty: 0.0,
     seen: 0..0,
     bias: 0..0,
+    allowed: 0..0,
 };
 
 /// What a session was given: the drafts and the logits that they were chosen from.
@@ -255,6 +256,7 @@ pub fn limits(network: &Network, draft_head: bool, way: Way, sessions: usize, co
             asks: way.chunk * sessions,
             seen: 0,
             bias: 0,
+            allowed: 0,
             drafts: DRAFTS,
         },
         sessions,

@@ -93,7 +93,7 @@ impl Scheduler {
             let mine;
             (mine, drafted) = drafted.split_at(count as usize);
             let session = self.running[segment.slot.0 as usize].as_mut().expect("a running session");
-            session.drafts.extend_from_slice(mine);
+            session.expect(mine);
         }
     }
 

@@ -87,11 +87,19 @@ pub(super) fn random_token(
     for &(token, bias) in context.bias {
         digest = mix(digest, u64::from(token) << 32 | u64::from(bias.to_bits()));
     }
-    match end {
+    let token = match end {
         Some(end) if digest >> 32 & 0xffff_ffff < (1 << 32) / u64::from(mean) => end,
         Some(end) => (end + 1 + (digest % (context.vocab as u64 - 1)) as u32) % context.vocab as u32,
         None => (digest % context.vocab as u64) as u32,
-    }
+    };
+    allowed_from(token, context)
+}
+
+/// The token, or the next one in a circle that may be chosen.
+fn allowed_from(token: u32, context: Context<'_>) -> u32 {
+    let may = |t: u32| context.allowed.is_empty() || context.allowed[t as usize / 64] >> (t % 64) & 1 == 1;
+    let vocab = context.vocab as u32;
+    (0..vocab).map(|step| (token + step) % vocab).find(|&t| may(t)).unwrap_or(token)
 }
 
 /// What a choice takes into account besides what was read.
@@ -100,6 +108,8 @@ pub(super) struct Context<'b> {
     pub(super) seen: &'b [Seen],
     pub(super) bias: &'b [(u32, f32)],
     pub(super) vocab: usize,
+    /// As in the batch; empty: all.
+    pub(super) allowed: &'b [u64],
 }
 
 /// What `row` must know of: what was seen before the batch and, if anything of that matters, the drafts up to the row.

@@ -57,9 +57,20 @@ impl Solo {
 
     /// What is chosen after the tokens read so far. `seen`: as in the batch.
     pub fn next(&self, sampling: &Sampling, seen: &[Seen], bias: &[(u32, f32)]) -> u32 {
+        self.next_allowed(sampling, seen, bias, &[])
+    }
+
+    /// The same among the tokens that may be chosen, a set as in the batch.
+    pub fn next_allowed(
+        &self,
+        sampling: &Sampling,
+        seen: &[Seen],
+        bias: &[(u32, f32)],
+        allowed: &[u64],
+    ) -> u32 {
         match &self.script {
             Script::Random { end, mean } => {
-                let context = Context { seen, bias, vocab: self.sketch.vocab };
+                let context = Context { seen, bias, vocab: self.sketch.vocab, allowed };
                 random_token(self.digest(), sampling, context, *end, *mean)
             }
             Script::Answers(answer) => answer(&self.tokens, sampling),

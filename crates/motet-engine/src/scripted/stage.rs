@@ -178,14 +178,10 @@ impl ScriptedStage {
             Want::Sample(sampling) => match &self.device.script {
                 Script::Random { end, mean } => {
                     see(&mut self.seen, batch, segment, ask.row, sampling);
-                    let (seen, bias) = (&self.seen[..], batch.bias(sampling));
-                    random_token(
-                        read,
-                        sampling,
-                        Context { seen, bias, vocab: self.sketch.vocab },
-                        *end,
-                        *mean,
-                    )
+                    let (seen, bias, allowed) =
+                        (&self.seen[..], batch.bias(sampling), batch.allowed(sampling));
+                    let context = Context { seen, bias, vocab: self.sketch.vocab, allowed };
+                    random_token(read, sampling, context, *end, *mean)
                 }
                 Script::Answers(answer) => {
                     let table = batch.table(segment, 0);

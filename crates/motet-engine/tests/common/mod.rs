@@ -4,7 +4,8 @@
 use motet_engine::clock::{Clock, SimClock};
 use motet_engine::scripted::{Control, Pace, Script, Scripted, Sketch, Solo};
 use motet_engine::{
-    Driver, Engine, Event, FinishReason, Machine, Options, Plan, Request, SamplingOptions, Stream, Turn,
+    Advance, Constraint, Driver, Engine, Event, FinishReason, Machine, Options, Plan, Request,
+    SamplingOptions, Stream, Turn,
 };
 use motet_model::batch::{Sampling, Seen};
 use std::collections::BTreeMap;
@@ -147,17 +148,23 @@ pub fn expected(sketch: Sketch, script: &Script, context: usize, request: &Reque
         presence_penalty: o.presence_penalty,
         seen: 0..0,
         bias: 0..0,
+        allowed: 0..0,
     };
     let penalties = o.repetition_penalty != 1.0 || o.frequency_penalty != 0.0 || o.presence_penalty != 0.0;
     let mut seen: BTreeMap<u32, u32> = request.prompt.iter().map(|&t| (t, 0)).collect();
     let mut cut = request.cut.as_ref().map(|make| make());
+    let mut form = request.constraint.as_ref().map(|make| make());
     let most = request.answer_limit(context);
     while out.tokens.len() < most {
         let list: Vec<Seen> = match penalties {
             true => seen.iter().map(|(&token, &generated)| Seen { token, generated }).collect(),
             false => Vec::new(),
         };
-        let token = solo.next(&sampling, &list, &o.logit_bias);
+        let mut allowed = vec![0; if form.is_some() { sketch.vocab.div_ceil(64) } else { 0 }];
+        if let Some(form) = &mut form {
+            form.mask(&mut allowed);
+        }
+        let token = solo.next_allowed(&sampling, &list, &o.logit_bias, &allowed);
         out.generated += 1;
         if request.end_tokens.contains(&token) {
             out.reason = Some(FinishReason::EndToken(token));
@@ -169,13 +176,51 @@ pub fn expected(sketch: Sketch, script: &Script, context: usize, request: &Reque
         }
         *seen.entry(token).or_default() += 1;
         solo.push(token);
+        let ends = form.as_mut().is_some_and(|form| match form.advance(token) {
+            Advance::GoesOn => false,
+            Advance::Ends => true,
+            Advance::Refused => panic!("{token} was not allowed"),
+        });
         if cut.as_mut().is_some_and(|c| c.push(token)) {
+            out.reason = Some(FinishReason::Cut);
+            return out;
+        }
+        if ends {
             out.reason = Some(FinishReason::Cut);
             return out;
         }
     }
     out.reason = Some(FinishReason::Length);
     out
+}
+
+/// A form of answers: no token is one of the last two or the end, and after `length` tokens the answer is complete.
+pub struct NoEcho {
+    pub said: Vec<u32>,
+    pub length: usize,
+    pub vocab: usize,
+}
+
+impl Constraint for NoEcho {
+    fn mask(&mut self, allowed: &mut [u64]) {
+        let last = &self.said[self.said.len().saturating_sub(2)..];
+        for token in (1..self.vocab as u32).filter(|token| !last.contains(token)) {
+            allowed[token as usize / 64] |= 1 << (token % 64);
+        }
+    }
+
+    fn advance(&mut self, token: u32) -> Advance {
+        let last = &self.said[self.said.len().saturating_sub(2)..];
+        if token == END || last.contains(&token) {
+            return Advance::Refused;
+        }
+        self.said.push(token);
+        if self.said.len() == self.length { Advance::Ends } else { Advance::GoesOn }
+    }
+
+    fn roll_back(&mut self, tokens: usize) {
+        self.said.truncate(self.said.len() - tokens);
+    }
 }
 
 /// A stream that has ended says what it must, however it was cached.

@@ -1,0 +1,34 @@
+//! What may come next: an answer that must keep to a form, such as a grammar.
+//!
+//! The engine knows no forms. It asks which tokens may be chosen in each row, also behind drafts that may not come true,
+//! tells what was chosen, and takes back what was not.
+
+/// Makes a [`Constraint`] for one choice of a request.
+pub type ConstraintMaker = Box<dyn Fn() -> Box<dyn Constraint> + Send>;
+
+/// What a token does to an answer that is constrained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advance {
+    /// More may follow.
+    GoesOn,
+    /// The answer is complete with it.
+    Ends,
+    /// It may not stand here; nothing has changed.
+    Refused,
+}
+
+/// The form of one answer, and how far the answer has come.
+///
+/// It runs on the engine's thread between two steps, so it must be quick, must not block and must not call the engine.
+/// End tokens are tokens like others: where the answer may end by itself, they must be allowed.
+pub trait Constraint: Send {
+    /// Sets the bits of the tokens that may come next: token `t` is bit `t % 64` of word `t / 64`. All are 0 before, and
+    /// at least one must be 1 afterwards.
+    fn mask(&mut self, allowed: &mut [u64]);
+
+    /// A token comes next.
+    fn advance(&mut self, token: u32) -> Advance;
+
+    /// The last `tokens` tokens did not come after all. They were no more than the drafts of one step.
+    fn roll_back(&mut self, tokens: usize);
+}
