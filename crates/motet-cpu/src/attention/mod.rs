@@ -143,15 +143,15 @@ pub fn attend(
     let record_rows = RowsMut::new(records, plan.records(), lens.record(), lens.record());
     let threads = pool.threads();
     let source = Mutex::new(Source::new(&plan, Pass::Compute, threads, out.reborrow(), Some(record_rows)));
-    pool.run(plan.items(Pass::Compute), |_, worker| {
-        if let Some(Taken { work, out, then }) = next(&source) {
+    pool.run(threads.min(plan.items(Pass::Compute)), |_, worker| {
+        while let Some(Taken { work, out, then }) = next(&source) {
             run_item(isa, shape, pages, &work, then.as_ref(), queries, &mut of_workers.lend(worker), out);
         }
     })?;
 
     let source = Mutex::new(Source::new(&plan, Pass::Combine, threads, out, None));
-    pool.run(plan.items(Pass::Combine), |_, worker| {
-        if let Some(Taken { work, out: Output::Rows(out), .. }) = next(&source) {
+    pool.run(threads.min(plan.items(Pass::Combine)), |_, worker| {
+        while let Some(Taken { work, out: Output::Rows(out), .. }) = next(&source) {
             let records = &records[work.first_record * lens.record()..];
             run_combine(isa, shape, &work, records, &mut of_workers.lend(worker), out);
         }

@@ -61,15 +61,17 @@ impl Run<'_> {
         let panels: usize = matrices.iter().flatten().map(|(m, _)| m.shape().panel_count()).sum();
         let per_task = panels_per_task(panels, pool.threads());
         let tiles = Tiles::new(outs, per_task * PANEL, pool.threads());
-        pool.run(tiles.count(), |_, worker| {
-            let Some(mut tile) = tiles.take(worker) else { return };
-            let Some((matrix, bias)) = matrices[tile.part] else { return };
-            let panels = tile.columns.start / PANEL..tile.columns.end.div_ceil(PANEL);
-            let x = if matrix.shape().takes_quantised() { blocks.unwrap_or(floats) } else { floats };
-            matrix.multiply(isa, panels, x, tile.out.reborrow());
-            if let Some(bias) = bias {
-                let bias = &vector(weights, bias)[tile.columns.clone()];
-                (0..rows).for_each(|r| add(isa, tile.out.row_mut(r), bias));
+        // Each worker goes on by itself: a claim for every tile would keep one cache line going back and forth.
+        pool.run(pool.threads().min(tiles.count()), |_, worker| {
+            while let Some(mut tile) = tiles.take(worker) {
+                let Some((matrix, bias)) = matrices[tile.part] else { return };
+                let panels = tile.columns.start / PANEL..tile.columns.end.div_ceil(PANEL);
+                let x = if matrix.shape().takes_quantised() { blocks.unwrap_or(floats) } else { floats };
+                matrix.multiply(isa, panels, x, tile.out.reborrow());
+                if let Some(bias) = bias {
+                    let bias = &vector(weights, bias)[tile.columns.clone()];
+                    (0..rows).for_each(|r| add(isa, tile.out.row_mut(r), bias));
+                }
             }
         })
     }
@@ -104,8 +106,8 @@ impl Run<'_> {
         let per_task = panels_per_task(matrix.shape().panel_count(), pool.threads());
         let whole = RowsMut::new(logits, rows, vocab, vocab);
         let tiles = Tiles::new([Some(whole)], per_task * PANEL, pool.threads());
-        pool.run(tiles.count(), |_, worker| {
-            if let Some(mut tile) = tiles.take(worker) {
+        pool.run(pool.threads().min(tiles.count()), |_, worker| {
+            while let Some(mut tile) = tiles.take(worker) {
                 let panels = tile.columns.start / PANEL..tile.columns.end.div_ceil(PANEL);
                 matrix.multiply(isa, panels, input, tile.out.reborrow());
                 if let Some(cap) = cap {
