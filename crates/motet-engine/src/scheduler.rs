@@ -236,8 +236,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Shares what is left of the step among the prompts: a short one is read at once, long ones get equal parts of
-    /// the rest, and at least one row always advances.
+    /// Shares what is left of the step among the prompts. Half of it in equal parts, so that every prompt advances; the
+    /// other half goes to the one that is nearest to its end, and what it leaves to the next: of several that come at
+    /// once the first answers begin as soon as they can, and the last no later.
     fn prefill(&mut self, batch: &mut Batch) {
         let mut budget = self.prefill_budget(batch.rows());
         self.prompts.clear();
@@ -253,8 +254,13 @@ impl Scheduler {
             prompts.truncate(budget);
         }
         prompts.sort_unstable_by_key(|&(slot, rows)| (rows, slot));
+        let equal = (budget / (2 * prompts.len().max(1))).max(1);
         for (i, &(slot, rows)) in prompts.iter().enumerate() {
-            let share = self.chunk.unwrap_or(budget / (prompts.len() - i)).min(budget);
+            let behind = prompts.len() - i - 1;
+            let share = match self.chunk {
+                Some(chunk) => chunk.min(budget),
+                None => budget - equal * behind,
+            };
             let session = self.running(slot);
             let end = self.cache.reach(&session.table, session.read + rows.min(share));
             let rows = end.saturating_sub(session.read);
