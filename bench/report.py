@@ -86,8 +86,8 @@ def short_table(results):
 
 
 def headline(entry, entries):
-    """Whether an entry is one of the few for the README: one conversation, or the most, at the shortest context."""
-    alike = [e for e in entries if e["what"] == entry["what"] and e["threads"] == entry["threads"]]
+    """Whether an entry is one of the few for the README: one conversation, or the model's most, at the shortest context."""
+    alike = [e for e in entries if all(e[k] == entry[k] for k in ("what", "threads", "model"))]
     if entry["context"] != min(e["context"] for e in alike):
         return False
     most = max(e["conversations"] for e in alike)
