@@ -1,37 +1,16 @@
 //! Steps with rows to verify, their commits and drafting allocate nothing.
 
 mod common;
+mod counting;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{Bench, DRAFTS, GREEDY, Way, tiny};
+use counting::allocations;
 use motet_cpu::Isa;
 use motet_gguf::Format;
 use motet_model::KvFormat;
 use motet_model::batch::{Commit, Slot};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn verify_rows_commits_and_drafts_allocate_nothing() {
@@ -51,20 +30,20 @@ fn verify_rows_commits_and_drafts_allocate_nothing() {
                 bench.add_as(commit, session, &ids, *at, *at + rows);
                 *at += if commit == Commit::Verify { 1 } else { rows };
             }
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            let before = allocations();
             bench.stage.step(&mut bench.work).expect("a step");
             if step > 0 {
                 bench.stage.commit(&[(Slot(0), 1), (Slot(1), 1)]).expect("a commit");
             }
-            let mut allocated = ALLOCATIONS.load(Ordering::Relaxed) - before;
+            let mut allocated = allocations() - before;
             bench.work.clear();
             if name == "qwen35" {
                 for (drafts, session) in [(DRAFTS, 2), (DRAFTS, 0), (1, 1)] {
                     bench.wish(session, &ids[..=at[session]], drafts, GREEDY);
                 }
-                let before = ALLOCATIONS.load(Ordering::Relaxed);
+                let before = allocations();
                 bench.stage.draft(&mut bench.work).expect("drafts");
-                allocated += ALLOCATIONS.load(Ordering::Relaxed) - before;
+                allocated += allocations() - before;
                 bench.work.clear();
             }
             match step {

@@ -1,35 +1,15 @@
 //! Parallel regions, writing keys and values, and attention allocate nothing.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+mod counting;
+
 use std::time::Duration;
 
+use counting::allocations;
 use motet_cpu::attention::{AttentionShape, attend, scratch_floats};
 use motet_cpu::isa::Isa;
 use motet_cpu::kv::{HeadRows, KvFormat, KvPages, KvPagesMut, KvPlace, KvShape, Segment, write_segments};
 use motet_cpu::pool::{Pool, PoolOptions};
 use motet_cpu::shared_rows::RowsMut;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn a_step_allocates_nothing() {
@@ -64,8 +44,8 @@ fn a_step_allocates_nothing() {
         // this test included.
         if step == 1 {
             std::thread::sleep(Duration::from_millis(20));
-            before = ALLOCATIONS.load(Ordering::Relaxed);
+            before = allocations();
         }
     }
-    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+    assert_eq!(allocations() - before, 0);
 }
