@@ -171,7 +171,8 @@ def clients(engine, model, threads, conversations, context, words, tokens, seed)
 
 def full_memory(engine, model, threads, conversations, context):
     """Memory when so many conversations have filled all but a little of their context."""
-    tokens = 64
+    # Long answers: the last one begins before the first one ends, so that all are full at once.
+    tokens = context // 3
     with serving(engine, model, threads, conversations, context) as server:
         # Words are tokens but for a few: 3 % of room.
         words = int((context - tokens) * 0.97)
