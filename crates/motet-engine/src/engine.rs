@@ -2,7 +2,7 @@
 //!
 //! A handle only puts requests into the bounded queue, reads counters and asks for the end. Everything else happens
 //! on the engine's own thread, which turns one wheel: draft, fill a batch, run it, settle it; and sleeps when there is
-//! nothing to run.
+//! nothing to run. A watchdog on a thread of its own looks at it from outside.
 
 use crate::clock::{Clock, RealClock};
 use crate::drafts::{Drafter, Head, LookUp};
@@ -12,8 +12,10 @@ use crate::queue::{Queue, Waiting};
 use crate::request::{EngineLimits, Request, SubmitError};
 use crate::scheduler::Scheduler;
 use crate::stream::{Stream, StreamError};
+use crate::watchdog;
 use motet_model::{DeviceError, InFlight, PAGE, Stage};
 use parking_lot::Mutex;
+use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -27,11 +29,9 @@ pub enum Health {
     Ready,
     /// Running answers finish; nothing new is taken.
     Draining,
-    /// Rows are ready, but no step has ended for too long.
-    Overdue {
-        /// How long ago the last step ended.
-        since: Duration,
-    },
+    /// A step took longer than the watchdog allows. All streams have ended, and it never goes on, even if the step ends:
+    /// what hung once is mended by a new process only.
+    Stalled,
     /// The engine's thread has ended or is about to.
     Closed,
 }
@@ -79,18 +79,18 @@ impl Engine {
         let of_thread = shared.clone();
         let body = move || {
             // Whatever happens to this thread, nobody waits for it in vain.
-            let _close = CloseOnDrop(of_thread.clone());
+            let _gone = GoneOnDrop(of_thread.clone());
             match open().and_then(|stage| Driver::new(of_thread.clone(), stage)) {
                 Ok(mut driver) => driver.run(),
                 Err(error) => of_thread.fail_to_start(error),
             }
         };
-        let thread = std::thread::Builder::new().name("motet-engine".into()).spawn(body);
-        let thread = match thread {
+        let thread = match shared.watch().and_then(|()| thread("motet-engine", body)) {
             Ok(thread) => Some(thread),
             Err(source) => {
-                let what = "the engine's thread";
+                let what = "the engine's threads";
                 shared.fail_to_start(DeviceError::Memory { what, bytes: 0, source });
+                shared.queue.gone();
                 None
             }
         };
@@ -160,7 +160,13 @@ impl Engine {
 
     /// Whether it takes requests and makes progress.
     pub fn health(&self) -> Health {
-        self.shared.queue.health(self.shared.clock.now())
+        self.shared.queue.health()
+    }
+
+    /// Calls `tell` once when the watchdog has given the engine up and ended all streams: on a thread of its own,
+    /// which needs nothing of what hangs. A process should then let its clients hear of it, and end.
+    pub fn on_stall(&self, tell: impl FnOnce() + Send + 'static) {
+        self.shared.queue.on_stall(Box::new(tell));
     }
 
     /// Takes no new requests; those in the queue and those running finish.
@@ -173,7 +179,8 @@ impl Engine {
         self.shared.queue.wait_for_rest(most)
     }
 
-    /// Ends all streams with `EngineClosed` and waits until the engine's thread has ended, after the step it is in.
+    /// Ends all streams with `EngineClosed` and waits until the engine's thread has ended, after the step it is in; not
+    /// for one that the watchdog has given up.
     pub fn close(&self) {
         self._owner.close();
     }
@@ -183,7 +190,9 @@ impl Owner {
     fn close(&self) {
         self.shared.queue.close();
         let thread = self.thread.lock().take();
-        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id())
+            && self.shared.queue.wait_until_gone()
+        {
             // A panic there has been told to every stream already.
             let _ = thread.join();
         }
@@ -196,13 +205,17 @@ impl Drop for Owner {
     }
 }
 
-struct CloseOnDrop(Arc<Shared>);
+struct GoneOnDrop(Arc<Shared>);
 
-impl Drop for CloseOnDrop {
+impl Drop for GoneOnDrop {
     fn drop(&mut self) {
-        self.0.queue.close();
+        self.0.queue.gone();
         self.0.queue.fail_all(&StreamError::EngineClosed);
     }
+}
+
+fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(body)
 }
 
 impl Shared {
@@ -216,11 +229,19 @@ impl Shared {
         Self {
             limits,
             clock,
-            queue: Queue::new(plan.options.queue, plan.options.overdue),
+            queue: Queue::new(plan.options.queue),
             metrics: Mutex::new(MetricsSnapshot::new(plan.context, plan.blocks, plan.limits.batch.drafts)),
             failure: Mutex::new(None),
             plan,
         }
+    }
+
+    /// Starts the watchdog, if there is to be one.
+    fn watch(self: &Arc<Self>) -> io::Result<()> {
+        let Some(patience) = self.plan.options.watchdog else { return Ok(()) };
+        let shared = self.clone();
+        let body = move || watchdog::watch(&shared.queue, &*shared.clock, patience);
+        thread("motet-watchdog", body).map(drop)
     }
 
     fn submit(&self, request: Request) -> Result<Stream, SubmitError> {

@@ -5,10 +5,11 @@
 //! arithmetic, no text and no HTTP.
 //!
 //! The rooms, in the order data flows: `request` and `stream` (what goes in and comes out), `queue` (the one bounded
-//! queue), `engine` (façade and thread), `scheduler` (which rows run, what their answers mean), `drafts` (what may come next) and `appetite` (how much
-//! of it pays), `constraint` (what may), `session` and
-//! `sampling` (one conversation), `prefix`, `pages` and `checkpoints` (what is remembered of whom), `costs` (how long
-//! rows take), `metrics`; and [`plan`], which sizes all of it beforehand, and [`scripted`], a device to test it on.
+//! queue), `engine` (façade and thread), `watchdog` (whether that thread still gets anywhere), `scheduler` (which rows
+//! run, what their answers mean), `drafts` (what may come next) and `appetite` (how much of it pays), `constraint` (what
+//! may), `session` and `sampling` (one conversation), `prefix`, `pages` and `checkpoints` (what is remembered of whom),
+//! `costs` (how long rows take), `metrics`; and [`plan`], which sizes all of it beforehand, and [`scripted`], a device
+//! to test it on.
 //!
 //! ```
 //! use motet_engine::scripted::{Script, Scripted, Sketch};
@@ -46,6 +47,7 @@ mod sampling;
 mod scheduler;
 mod session;
 mod stream;
+mod watchdog;
 
 pub use constraint::{Advance, Constraint, ConstraintMaker};
 pub use drafts::{Drafts, MAX_DRAFTS, UnknownDrafts};

@@ -70,8 +70,8 @@ pub struct Options {
     pub look_up: bool,
     /// When the workspace is allocated.
     pub workspace: Workspace,
-    /// A step that takes longer counts as stuck.
-    pub overdue: Duration,
+    /// The engine is given up, and all streams end, when a step takes longer; `None`: never.
+    pub watchdog: Option<Duration>,
     /// Free pages are filled with NaN before each step: a check that they are never read.
     pub poison: bool,
 }
@@ -94,7 +94,7 @@ impl Default for Options {
             drafts: Drafts::Off,
             look_up: false,
             workspace: Workspace::AtStart,
-            overdue: Duration::from_secs(60),
+            watchdog: None,
             poison: false,
         }
     }

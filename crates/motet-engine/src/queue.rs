@@ -1,11 +1,12 @@
 //! The one bounded queue between front ends and the engine's thread.
 //!
 //! Requests wait here in order of arrival. A request whose reader has left gives its place back at once: nobody waits
-//! behind the dead. The lock is held for moments only, never during a step.
+//! behind the dead. The lock is held for moments only, never during a step. So here is also what can be known of the
+//! engine's thread while it is in one, and what ends its streams if it never comes back.
 
 use crate::engine::Health;
 use crate::request::{EngineLimits, Request, SubmitError};
-use crate::stream::{Sender, Stream, StreamError, StreamSize, stream};
+use crate::stream::{Breaker, Sender, Stream, StreamError, StreamSize, stream};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -45,16 +46,32 @@ pub(crate) enum Door {
     Open,
     Draining,
     Closed,
+    /// Closed for good by the watchdog, with the engine's thread in a step.
+    Stalled,
 }
+
+impl Door {
+    fn is_shut(self) -> bool {
+        matches!(self, Door::Closed | Door::Stalled)
+    }
+}
+
+/// Told when the watchdog has bitten.
+pub(crate) type OnStall = Box<dyn FnOnce() + Send>;
 
 struct Inside {
     waiting: VecDeque<Waiting>,
+    /// Of all streams that have not ended, also those whose requests have left the queue.
+    breakers: Vec<Breaker>,
+    on_stall: Option<OnStall>,
     /// Choices that left while they waited and were not counted yet.
     abandoned: u64,
     door: Door,
     loading: bool,
     /// When the last step ended, or the first rows became ready; `None` while there are no rows.
     busy_since: Option<Duration>,
+    /// The thread has ended.
+    gone: bool,
 }
 
 /// The queue and what is known of the engine's thread.
@@ -64,23 +81,26 @@ pub(crate) struct Queue {
     knock: Condvar,
     /// The thread has nothing left to do.
     rest: Condvar,
+    /// The thread has something to do, or has ended.
+    stir: Condvar,
     /// Choices that may wait.
     capacity: usize,
-    /// A step that takes longer than this is overdue.
-    overdue: Duration,
 }
 
 impl Queue {
-    pub(crate) fn new(capacity: usize, overdue: Duration) -> Self {
+    pub(crate) fn new(capacity: usize) -> Self {
         let inside = Inside {
             waiting: VecDeque::new(),
+            breakers: Vec::new(),
+            on_stall: None,
             abandoned: 0,
             door: Door::Open,
             loading: true,
             busy_since: None,
+            gone: false,
         };
-        let (knock, rest) = (Condvar::new(), Condvar::new());
-        Self { inside: Mutex::new(inside), knock, rest, capacity, overdue }
+        let (knock, rest, stir) = (Condvar::new(), Condvar::new(), Condvar::new());
+        Self { inside: Mutex::new(inside), knock, rest, stir, capacity }
     }
 
     pub(crate) fn push(&self, waiting: Waiting) -> Result<(), SubmitError> {
@@ -88,7 +108,7 @@ impl Queue {
         match inside.door {
             Door::Open => {}
             Door::Draining => return Err(SubmitError::Draining),
-            Door::Closed => return Err(SubmitError::Closed),
+            Door::Closed | Door::Stalled => return Err(SubmitError::Closed),
         }
         inside.bury_the_dead();
         let choices = inside.choices();
@@ -97,6 +117,8 @@ impl Queue {
             let retry_after = Duration::from_secs(1 + choices as u64 / 8);
             return Err(SubmitError::QueueFull { waiting: choices, retry_after });
         }
+        inside.breakers.retain(Breaker::is_of_use);
+        inside.breakers.extend(waiting.senders.first().map(Sender::breaker));
         inside.waiting.push_back(waiting);
         self.knock.notify_one();
         Ok(())
@@ -107,7 +129,10 @@ impl Queue {
         let mut inside = self.inside.lock();
         inside.bury_the_dead();
         let first = inside.waiting.pop_front()?;
-        inside.busy_since.get_or_insert(now);
+        if inside.busy_since.is_none() {
+            inside.busy_since = Some(now);
+            self.stir.notify_all();
+        }
         Some(first)
     }
 
@@ -128,15 +153,14 @@ impl Queue {
         self.inside.lock().waiting.front().map_or(0, |w| w.request.prompt.len())
     }
 
-    pub(crate) fn health(&self, now: Duration) -> Health {
+    pub(crate) fn health(&self) -> Health {
         let inside = self.inside.lock();
-        let since = inside.busy_since.map(|t| now.saturating_sub(t));
-        match (inside.door, since) {
-            (Door::Closed, _) => Health::Closed,
-            (_, Some(since)) if since > self.overdue => Health::Overdue { since },
-            (Door::Draining, _) => Health::Draining,
-            _ if inside.loading => Health::Loading,
-            _ => Health::Ready,
+        match inside.door {
+            Door::Closed => Health::Closed,
+            Door::Stalled => Health::Stalled,
+            Door::Draining => Health::Draining,
+            Door::Open if inside.loading => Health::Loading,
+            Door::Open => Health::Ready,
         }
     }
 
@@ -150,13 +174,15 @@ impl Queue {
 
     pub(crate) fn close(&self) {
         let mut inside = self.inside.lock();
-        inside.door = Door::Closed;
+        if inside.door != Door::Stalled {
+            inside.door = Door::Closed;
+        }
         self.knock.notify_one();
         self.rest.notify_all();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.inside.lock().door == Door::Closed
+        self.inside.lock().door.is_shut()
     }
 
     /// Ends the streams of all that wait.
@@ -175,7 +201,9 @@ impl Queue {
 
     /// The heartbeat: rows are ready and the step before has ended.
     pub(crate) fn busy(&self, now: Duration) {
-        self.inside.lock().busy_since = Some(now);
+        if self.inside.lock().busy_since.replace(now).is_none() {
+            self.stir.notify_all();
+        }
     }
 
     /// No rows are ready.
@@ -187,7 +215,7 @@ impl Queue {
     /// Parks the engine's thread until a request waits or the engine is closed.
     pub(crate) fn wait_for_work(&self) {
         let mut inside = self.inside.lock();
-        while inside.waiting.is_empty() && inside.door != Door::Closed {
+        while inside.waiting.is_empty() && !inside.door.is_shut() {
             self.knock.wait(&mut inside);
         }
     }
@@ -198,7 +226,7 @@ impl Queue {
         let until = Instant::now() + most;
         let mut inside = self.inside.lock();
         let working = |i: &mut Inside| {
-            i.door != Door::Closed && (i.loading || i.busy_since.is_some() || !i.waiting.is_empty())
+            !i.door.is_shut() && (i.loading || i.busy_since.is_some() || !i.waiting.is_empty())
         };
         !self.rest.wait_while_until(&mut inside, working, until).timed_out()
     }
@@ -206,8 +234,62 @@ impl Queue {
     /// Parks the caller until the engine has loaded; `false` if it closed instead.
     pub(crate) fn wait_until_loaded(&self) -> bool {
         let mut inside = self.inside.lock();
-        self.rest.wait_while(&mut inside, |i| i.loading && i.door != Door::Closed);
+        self.rest.wait_while(&mut inside, |i| i.loading && !i.door.is_shut());
         !inside.loading
+    }
+
+    /// The engine's thread has ended, or never began.
+    pub(crate) fn gone(&self) {
+        self.close();
+        self.inside.lock().gone = true;
+        self.rest.notify_all();
+        self.stir.notify_all();
+    }
+
+    /// Parks the caller until the engine's thread has ended; `false` if it never will.
+    pub(crate) fn wait_until_gone(&self) -> bool {
+        let mut inside = self.inside.lock();
+        self.rest.wait_while(&mut inside, |i| !i.gone && i.door != Door::Stalled);
+        inside.gone
+    }
+
+    /// Parks the watchdog for `pause`, and while there is nothing to watch; then the last heartbeat. `None` when the
+    /// engine's thread has ended.
+    pub(crate) fn next_heartbeat(&self, pause: Duration) -> Option<Duration> {
+        let mut inside = self.inside.lock();
+        self.stir.wait_while_for(&mut inside, |i| !i.gone, pause);
+        self.stir.wait_while(&mut inside, |i| !i.gone && i.busy_since.is_none());
+        inside.busy_since.filter(|_| !inside.gone)
+    }
+
+    /// Gives the engine up, unless its heart has beaten again: closes for good, ends all streams, and says so.
+    pub(crate) fn stall(&self, heartbeat: Duration, error: &StreamError) -> bool {
+        let mut inside = self.inside.lock();
+        if inside.gone || inside.busy_since != Some(heartbeat) {
+            return false;
+        }
+        inside.door = Door::Stalled;
+        let (breakers, waiting) = (std::mem::take(&mut inside.breakers), std::mem::take(&mut inside.waiting));
+        let on_stall = inside.on_stall.take();
+        drop(inside);
+        self.rest.notify_all();
+        breakers.iter().for_each(|breaker| breaker.fail(error.clone()));
+        drop(waiting);
+        if let Some(tell) = on_stall {
+            tell();
+        }
+        true
+    }
+
+    /// Calls `tell` when the watchdog bites; at once, if it has bitten.
+    pub(crate) fn on_stall(&self, tell: OnStall) {
+        let mut inside = self.inside.lock();
+        if inside.door != Door::Stalled {
+            inside.on_stall = Some(tell);
+            return;
+        }
+        drop(inside);
+        tell();
     }
 }
 

@@ -6,9 +6,10 @@
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 /// What happens to a request, in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -108,6 +109,9 @@ pub enum StreamError {
     /// The workspace could not grow to what the request needs.
     #[error("no memory for this request: {0}")]
     Memory(String),
+    /// A step did not end for so long that the engine was given up.
+    #[error("a step has not ended within {0:?}; the engine has stopped")]
+    Stalled(Duration),
 }
 
 /// An event as it lies in the ring: fixed size, its list of likely tokens beside it.
@@ -194,7 +198,28 @@ pub(crate) fn stream(size: StreamSize) -> (Vec<Sender>, Stream) {
     (senders, Stream { channel })
 }
 
+/// Ends a stream while its writing ends are out of reach, on a thread that hangs. It keeps nothing alive.
+pub(crate) struct Breaker(Weak<Channel>);
+
+impl Breaker {
+    /// Whether there is a stream that has not ended.
+    pub(crate) fn is_of_use(&self) -> bool {
+        self.0.upgrade().is_some_and(|channel| channel.ring.lock().open > 0)
+    }
+
+    pub(crate) fn fail(&self, error: StreamError) {
+        if let Some(channel) = self.0.upgrade() {
+            channel.push(Item::Failed(error), &[]);
+        }
+    }
+}
+
 impl Sender {
+    /// What ends the stream in this sender's place.
+    pub(crate) fn breaker(&self) -> Breaker {
+        Breaker(Arc::downgrade(&self.channel))
+    }
+
     /// Whether the reader has left: nothing more should be computed for it.
     pub(crate) fn abandoned(&self) -> bool {
         self.channel.abandoned.load(Ordering::Acquire)
@@ -389,6 +414,22 @@ mod tests {
         let (sender, mut stream) = one();
         drop(sender);
         assert_eq!(stream.blocking_next(), Some(Event::Failed(StreamError::EngineClosed)));
+        assert_eq!(stream.blocking_next(), None);
+    }
+
+    #[test]
+    fn a_stream_that_was_broken_off_has_no_more_to_say() {
+        let (sender, mut stream) = one();
+        let breaker = sender.breaker();
+        assert!(breaker.is_of_use());
+        sender.token(Token::new(5, 0.0), &[]);
+        let error = StreamError::Stalled(Duration::from_secs(30));
+        breaker.fail(error.clone());
+        assert!(!breaker.is_of_use() && sender.abandoned());
+        sender.token(Token::new(6, 0.0), &[]);
+        sender.finish(FinishReason::Length, Usage::default());
+        assert!(matches!(stream.blocking_next(), Some(Event::Token { .. })));
+        assert_eq!(stream.blocking_next(), Some(Event::Failed(error)));
         assert_eq!(stream.blocking_next(), None);
     }
 

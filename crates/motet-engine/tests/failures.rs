@@ -1,14 +1,18 @@
-//! A step that fails takes its own sessions down, and nobody else.
+//! A step that fails takes its own sessions down, and nobody else; one that never ends takes the engine.
 
 #![allow(clippy::unwrap_used)] // a test may panic
 
 mod common;
 
 use common::*;
-use motet_engine::scripted::{Pace, Scripted};
-use motet_engine::{Engine, Event, Health, Machine, Options, Plan, Request, Stream, Turn};
+use motet_engine::clock::{Clock, SimClock};
+use motet_engine::scripted::{Control, Pace, Scripted};
+use motet_engine::{
+    Cut, CutMaker, Engine, Event, Health, Machine, Options, Plan, Request, Stream, StreamError, SubmitError,
+    Turn,
+};
 use motet_model::DeviceError;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 fn long(seed: u64) -> Request {
@@ -92,28 +96,128 @@ fn one_failed_choice_ends_the_request() {
     assert!(stream.is_over() && rig.driver.at_rest());
 }
 
-#[test]
-fn health_tells_a_step_that_hangs_from_an_engine_that_idles() {
-    let mut options = options(1, 1024);
-    options.overdue = Duration::from_millis(300);
-    let device =
-        Scripted { pace: Pace::Real(Arc::new(|_| Duration::ZERO)), ..Scripted::new(random(1_000_000)) };
-    let control = device.control.clone();
+/// How long a step may take in the tests of the watchdog.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// An engine with its threads and a watchdog, in simulated time.
+fn watched(sessions: usize) -> (Engine, Arc<Control>, Arc<SimClock>) {
+    let clock = Arc::new(SimClock::default());
+    let pace = Pace::Simulated(clock.clone(), Arc::new(|_| Duration::from_millis(1)));
+    let device = Scripted { pace, ..Scripted::new(random(1_000_000)) };
+    let options = Options { watchdog: Some(PATIENCE), ..options(sessions, 1024) };
     let engine = device.start(&SKETCHES[0], &options).unwrap();
     engine.wait_until_loaded().unwrap();
-    assert_eq!(engine.health(), Health::Ready);
-    control.hold();
-    let mut stream = engine.submit(long(1)).unwrap();
-    while !matches!(engine.health(), Health::Overdue { .. }) {
-        std::thread::sleep(Duration::from_millis(10));
+    (engine, device.control, clock)
+}
+
+/// Lets simulated time pass, slowly enough that the watchdog sees it pass.
+fn pass_time(clock: &SimClock, ms: u64) {
+    for _ in 0..ms {
+        clock.advance(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(1));
     }
-    control.resume();
-    while !matches!(stream.blocking_next(), Some(Event::Finished { .. })) {}
+}
+
+/// Holds the step behind the first token.
+struct Hold(Arc<Control>);
+
+impl Cut for Hold {
+    fn push(&mut self, _token: u32) -> bool {
+        self.0.hold();
+        false
+    }
+}
+
+#[test]
+fn a_step_that_hangs_ends_all_streams_and_the_engine_for_good() {
+    let (engine, control, clock) = watched(1);
+    let (tell, told) = mpsc::channel();
+    engine.on_stall(move || tell.send(()).unwrap());
+    // Choices that run, wait in line and wait in the queue; and an answer that is complete but was not read yet.
+    let mut answered = engine.submit(Request { max_tokens: Some(3), ..long(9) }).unwrap();
     assert!(engine.wait_for_rest(Duration::from_secs(10)));
-    std::thread::sleep(Duration::from_millis(400));
-    assert_eq!(engine.health(), Health::Ready);
+    let cut: CutMaker = {
+        let control = control.clone();
+        Box::new(move || Box::new(Hold(control.clone())))
+    };
+    let three = Request { choices: 3, cut: Some(cut), ..long(1) };
+    let mut streams: Vec<Stream> = [three, long(2)].map(|request| engine.submit(request).unwrap()).into();
+    while !matches!(streams[0].blocking_next(), Some(Event::Token { .. })) {}
+    let (steps, begun) = (control.steps(), clock.now());
+    while engine.health() == Health::Ready {
+        pass_time(&clock, 1);
+    }
+    assert_eq!(engine.health(), Health::Stalled);
+    assert!(clock.now() - begun >= PATIENCE, "after {:?}", clock.now() - begun);
+    for stream in &mut streams {
+        let last = std::iter::from_fn(|| stream.blocking_next()).last();
+        assert_eq!(last, Some(Event::Failed(StreamError::Stalled(PATIENCE))));
+    }
+    assert_eq!(answers(&mut answered)[0].tokens.len(), 3);
+    told.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert!(matches!(engine.submit(long(1)), Err(SubmitError::Closed)));
+    assert!(engine.wait_for_rest(Duration::ZERO));
+    engine.close(); // nobody waits for the step
+
+    control.resume();
+    while Arc::strong_count(&control) > 1 {
+        std::thread::yield_now(); // until the engine's thread has dropped its stage
+    }
+    assert!(streams.iter_mut().all(|stream| stream.is_over() && stream.try_next().is_none()));
+    assert!(control.steps() <= steps + 1, "it went on");
+    assert_eq!(engine.health(), Health::Stalled);
+    let (tell, told) = mpsc::channel();
+    engine.on_stall(move || tell.send(()).unwrap());
+    assert_eq!(told.try_recv(), Ok(()), "who asks later is told at once");
+}
+
+#[test]
+fn neither_a_slow_step_nor_silence_nor_a_clock_that_jumps_is_a_stall() {
+    let (engine, control, clock) = watched(1);
+    let rig = Rig::new(SKETCHES[0], random(1_000_000), &options(1, 1024));
+    let check = |mut stream: Stream, seed, what: &str| {
+        let mut said = Vec::new();
+        while let Some(event) = stream.blocking_next() {
+            add(&mut said, event);
+        }
+        assert_same(&said[0], &rig.expected(&long(seed))[0], what);
+        assert!(engine.wait_for_rest(Duration::from_secs(10)));
+        assert_eq!(engine.health(), Health::Ready, "{what}");
+    };
+    control.hold();
+    let stream = engine.submit(long(1)).unwrap();
+    pass_time(&clock, 90);
+    control.resume();
+    check(stream, 1, "a slow step");
+    // Idle for longer than a step may take.
+    pass_time(&clock, 150);
+    check(engine.submit(long(2)).unwrap(), 2, "silence");
+    control.stall_next(Duration::from_secs(3600));
+    check(engine.submit(long(3)).unwrap(), 3, "an hour within a step that the watchdog did not see");
     engine.close();
     assert_eq!(engine.health(), Health::Closed);
+}
+
+#[test]
+fn an_engine_that_closes_in_a_step_that_hangs_is_given_up_as_well() {
+    let (engine, control, clock) = watched(1);
+    control.hold();
+    let mut stream = engine.submit(long(1)).unwrap();
+    while control.steps() == 0 {
+        std::thread::yield_now();
+    }
+    let handle = engine.clone();
+    let closing = std::thread::spawn(move || handle.close());
+    while engine.health() != Health::Closed {
+        std::thread::yield_now();
+    }
+    while !closing.is_finished() {
+        pass_time(&clock, 1);
+    }
+    let last = std::iter::from_fn(|| stream.blocking_next()).last();
+    assert_eq!(last, Some(Event::Failed(StreamError::Stalled(PATIENCE))));
+    assert_eq!(engine.health(), Health::Stalled);
+    control.resume();
 }
 
 #[test]

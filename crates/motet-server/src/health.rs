@@ -22,14 +22,14 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
 /// Liveness.
 pub(crate) async fn livez(State(app): State<Arc<App>>) -> Response {
     let state = state(&app);
-    report(!matches!(state, "overdue" | "closed"), state)
+    report(!matches!(state, "stalled" | "closed"), state)
 }
 
 /// In one word how the server is.
 fn state(app: &App) -> &'static str {
     match (app.phase(), app.engine().map(|engine| engine.health())) {
         // A step that does not end is what a restart cures, in every phase.
-        (_, Some(Health::Overdue { .. })) => "overdue",
+        (_, Some(Health::Stalled)) => "stalled",
         (Phase::Draining, _) | (_, Some(Health::Draining)) => "draining",
         (_, None | Some(Health::Loading)) => "loading",
         (_, Some(Health::Closed)) => "closed",

@@ -246,22 +246,41 @@ async fn a_full_queue_is_a_503_that_says_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_step_that_does_not_end_is_neither_ready_nor_alive() {
-    let impatient = Options { overdue: Duration::from_millis(100), ..engine_options() };
-    let (engine, control) = scripted(&impatient);
+async fn a_step_that_does_not_end_ends_all_answers_and_the_server_is_neither_ready_nor_alive() {
+    let watched = Options { sessions: 2, watchdog: Some(Duration::from_millis(500)), ..engine_options() };
+    let (engine, control) = slow(&watched, Duration::from_millis(1));
     let server = start_with(options(), &engine).ready().await;
     // Idle for longer than a step may take.
-    sleep(Duration::from_millis(250)).await;
+    sleep(Duration::from_millis(700)).await;
     assert_eq!(get(server.address, "/health").await.status, 200);
+    let mut spoken = post(server.address, CHAT, &endless(json!({"stream": true}))).await;
+    spoken.event().await.unwrap();
     let held = hold(&control);
-    let waiting = send_chat(&server, &ask("[late]", json!({}))).await;
-    becomes(503, "the step hangs", async || get(server.address, "/livez").await.status).await;
-    let mut health = get(server.address, "/health").await;
-    assert_eq!((health.status, health.json().await), (503, json!({"status": "overdue"})));
+    // One more that runs or waits for the step, and two in the queue; of each kind one.
+    let mut streams = vec![spoken];
+    for _ in 0..2 {
+        streams.push(post(server.address, CHAT, &ask("[late]", json!({"stream": true}))).await);
+    }
+    let whole = send_chat(&server, &ask("[late]", json!({}))).await;
+    for (response, streamed) in streams.into_iter().map(|s| (s, true)).chain([(head(whole).await, false)]) {
+        let (status, error) = error_of(response, streamed).await;
+        assert_eq!((status, &error["code"]), (if streamed { 200 } else { 503 }, &"engine_stalled".into()));
+        assert_eq!(error["message"], "A step has not ended within 500ms; the engine has stopped.");
+    }
+    for released in [false, true] {
+        for path in ["/health", "/livez"] {
+            let mut health = get(server.address, path).await;
+            assert_eq!((health.status, health.json().await), (503, json!({"status": "stalled"})), "{path}");
+        }
+        let mut refused = post(server.address, CHAT, &ask("[late]", json!({}))).await;
+        assert_eq!((refused.status, &refused.json().await["error"]["code"]), (503, &"engine_closed".into()));
+        if !released {
+            // Even if the step ends after all.
+            control.resume();
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
     drop(held);
-    assert_eq!(head(waiting).await.json().await["choices"][0]["message"]["content"], "late");
-    assert_eq!(get(server.address, "/livez").await.status, 200);
-    assert_eq!(get(server.address, "/health").await.status, 200);
 }
 
 #[tokio::test]

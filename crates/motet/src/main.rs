@@ -22,6 +22,11 @@ mod run;
 mod serve;
 mod verify;
 
+#[cfg(not(panic = "unwind"))]
+compile_error!(
+    "a panic on a compute thread is the error of its step: profiles must keep `panic = \"unwind\"`"
+);
+
 use std::error::Error;
 use std::process::ExitCode;
 
