@@ -102,6 +102,12 @@ impl SessionState {
         &cast_slice(self.slots.bytes())[at..at + floats]
     }
 
+    /// The same, to write.
+    pub(crate) fn of_slot_mut(&mut self, slot: Slot, state: StateId, floats: usize) -> &mut [f32] {
+        let at = slot.0 as usize * self.recurrent_floats + self.recurrent_at[state.0];
+        &mut cast_slice_mut(self.slots.bytes_mut())[at..at + floats]
+    }
+
     /// Makes one change of state.
     pub(crate) fn apply(&mut self, op: &StateOp) {
         let n = self.recurrent_floats;

@@ -123,44 +123,92 @@ fn drafts_do_not_know_of_rows_that_were_not_kept_nor_of_others() {
     for (name, _) in MODELS {
         let (file, kv) = (tiny(name, Format::Q8_0), KvFormat::F16);
         let truth: Vec<Vec<u32>> = (0..3).map(|s| conversation(s, 90)).collect();
-        let mut bench = Bench::with(true, &file, Way { isa: Isa::best(), threads: 2, kv, chunk: 16 }, 3, 128);
-        let mut at = [0; 3];
-        for step in 0.. {
-            let reading: Vec<usize> = (0..3).filter(|&s| at[s] < 80 && step >= 3 * s).collect();
-            if reading.is_empty() {
-                break;
-            }
-            let mut kept = Vec::new();
-            for &s in &reading {
-                if at[s] == 0 {
-                    bench.add(s, &truth[s], 0, 9);
-                    at[s] = 9;
+        // Fed in every step or only where they must, and asked in every step or seldom.
+        for (eager, every) in [(true, 1), (false, 1), (false, 5)] {
+            let mut bench =
+                Bench::with(true, &file, Way { isa: Isa::best(), threads: 2, kv, chunk: 40 }, 3, 128);
+            bench.eager = eager;
+            let mut at = [0; 3];
+            for step in 0.. {
+                let reading: Vec<usize> = (0..3).filter(|&s| at[s] < 80 && step >= 3 * s).collect();
+                if reading.is_empty() {
+                    break;
+                }
+                let mut kept = Vec::new();
+                for &s in &reading {
+                    if at[s] == 0 {
+                        bench.add(s, &truth[s], 0, 9);
+                        at[s] = 9;
+                        continue;
+                    }
+                    // The drafts behind those that are kept are wrong.
+                    let (drafts, keep) =
+                        (1 + (step + s) % DRAFTS, 1 + (step * 3 + s) % (2 + (step + s) % DRAFTS));
+                    let mut tokens = truth[s][..at[s] + keep].to_vec();
+                    tokens.resize(at[s] + 1 + drafts, 283);
+                    bench.add_as(Commit::Verify, s, &tokens, at[s], at[s] + 1 + drafts);
+                    kept.push((Slot(s as u32), keep));
+                    at[s] += keep;
+                }
+                bench.step();
+                bench.stage.commit(&kept).unwrap();
+                if step % every > 0 {
                     continue;
                 }
-                // The drafts behind those that are kept are wrong.
-                let (drafts, keep) =
-                    (1 + (step + s) % DRAFTS, 1 + (step * 3 + s) % (2 + (step + s) % DRAFTS));
-                let mut tokens = truth[s][..at[s] + keep].to_vec();
-                tokens.resize(at[s] + 1 + drafts, 283);
-                bench.add_as(Commit::Verify, s, &tokens, at[s], at[s] + 1 + drafts);
-                kept.push((Slot(s as u32), keep));
-                at[s] += keep;
+                // All that stand somewhere are given drafts, most first, as many as they like.
+                let mut wishes: Vec<(usize, usize)> =
+                    (0..3).filter(|&s| at[s] > 0).map(|s| (1 + (step + s) % DRAFTS, s)).collect();
+                wishes.sort_unstable_by_key(|&(drafts, s)| (std::cmp::Reverse(drafts), s));
+                for &(drafts, s) in &wishes {
+                    bench.wish(s, &truth[s][..=at[s]], drafts, GREEDY);
+                }
+                for ((drafts, s), got) in wishes.into_iter().zip(bench.draft()) {
+                    let mut want = cold(&file, kv, &truth[s][..=at[s]], &GREEDY);
+                    want.tokens.truncate(drafts);
+                    want.logits.truncate(drafts);
+                    same_bits(&got, &want, &format!("{name}: session {s} at {}", at[s]));
+                }
             }
-            bench.step();
-            bench.stage.commit(&kept).unwrap();
-            // All that stand somewhere are given drafts, most first, as many as they like.
-            let mut wishes: Vec<(usize, usize)> =
-                (0..3).filter(|&s| at[s] > 0).map(|s| (1 + (step + s) % DRAFTS, s)).collect();
-            wishes.sort_unstable_by_key(|&(drafts, s)| (std::cmp::Reverse(drafts), s));
-            for &(drafts, s) in &wishes {
-                bench.wish(s, &truth[s][..=at[s]], drafts, GREEDY);
+        }
+    }
+}
+
+/// A session decodes for 1 to 40 steps in which nobody drafts, beside one that is read; then the head catches up: what it
+/// drafts is what it drafts for one that was fed in every step.
+#[test]
+fn drafts_do_not_know_of_pauses() {
+    for (name, _) in MODELS {
+        let (file, kv) = (tiny(name, Format::Q8_0), KvFormat::F16);
+        let way = Way { isa: Isa::best(), threads: 2, kv, chunk: 64 };
+        let (ids, other) = (conversation(0, 100), conversation(1, 100));
+        let fed = |eager| {
+            let mut bench = Bench::with(true, &file, way, 2, 128);
+            bench.eager = eager;
+            bench
+        };
+        let (mut always, mut late) = (fed(true), fed(false));
+        for pause in 1..=40 {
+            // Some pauses reach a page's end.
+            let read = 9 + pause * 7 % 31;
+            for bench in [&mut always, &mut late] {
+                bench.add(0, &ids, 0, read);
+                bench.step();
+                for at in read..read + pause {
+                    bench.add(0, &ids, at, at + 1);
+                    let (from, to) = (2 * (at - read), 2 * (at - read + 1));
+                    bench.add(1, &other, from, to);
+                    bench.step();
+                }
             }
-            for ((drafts, s), got) in wishes.into_iter().zip(bench.draft()) {
-                let mut want = cold(&file, kv, &truth[s][..=at[s]], &GREEDY);
-                want.tokens.truncate(drafts);
-                want.logits.truncate(drafts);
-                same_bits(&got, &want, &format!("{name}: session {s} at {}", at[s]));
-            }
+            let drafted = [&mut always, &mut late].map(|bench| {
+                bench.wish(0, &ids[..=read + pause], DRAFTS, GREEDY);
+                bench.wish(1, &other[..=2 * pause], DRAFTS - 1, GREEDY);
+                bench.draft()
+            });
+            let what = format!("{name}, a pause of {pause} steps");
+            let [want, got] = drafted;
+            got.iter().zip(&want).for_each(|(got, want)| same_bits(got, want, &what));
+            same_bits(&got[0], &cold(&file, kv, &ids[..=read + pause], &GREEDY), &what);
         }
     }
 }
@@ -174,24 +222,30 @@ fn drafts_behind_a_prefix_that_was_taken_over_are_those_of_a_cold_start() {
         let mut second = conversation(1, 90);
         second[..64].copy_from_slice(&first[..64]);
         assert_ne!(first[64], second[64]);
-        let mut bench = Bench::with(true, &file, Way { isa: Isa::best(), threads: 1, kv, chunk: 64 }, 2, 128);
-        bench.add(0, &first, 0, 64);
-        bench.step();
-        bench.add(0, &first, 64, 80);
-        bench.work.batch.before.push(StateOp::Save { slot: Slot(0), into: Checkpoint(0) });
-        bench.step();
-        bench.shares[1] = (0, 1);
-        bench.work.batch.before.push(StateOp::Restore { from: Checkpoint(0), slot: Slot(1) });
-        // At once, before any row of its own: the head's hidden row comes from the checkpoint.
-        bench.wish(1, &second[..65], DRAFTS, GREEDY);
-        same_bits(&bench.draft()[0], &cold(&file, kv, &second[..65], &GREEDY), name);
-        bench.add(1, &second, 64, 70);
-        bench.step();
-        bench.wish(1, &second[..71], DRAFTS, GREEDY);
-        bench.wish(0, &first[..81], 1, GREEDY);
-        let got = bench.draft();
-        same_bits(&got[0], &cold(&file, kv, &second[..71], &GREEDY), name);
-        assert_eq!(got[1].tokens[..], cold(&file, kv, &first[..81], &GREEDY).tokens[..1]);
+        for eager in [true, false] {
+            let mut bench =
+                Bench::with(true, &file, Way { isa: Isa::best(), threads: 1, kv, chunk: 64 }, 2, 128);
+            bench.eager = eager;
+            bench.add(0, &first, 0, 50);
+            bench.step();
+            bench.add(0, &first, 50, 64);
+            bench.step();
+            bench.add(0, &first, 64, 80);
+            bench.work.batch.before.push(StateOp::Save { slot: Slot(0), into: Checkpoint(0) });
+            bench.step();
+            bench.take_over(1, 0, 64);
+            bench.work.batch.before.push(StateOp::Restore { from: Checkpoint(0), slot: Slot(1) });
+            // At once, before any row of its own: the head's hidden row comes from the checkpoint.
+            bench.wish(1, &second[..65], DRAFTS, GREEDY);
+            same_bits(&bench.draft()[0], &cold(&file, kv, &second[..65], &GREEDY), name);
+            bench.add(1, &second, 64, 70);
+            bench.step();
+            bench.wish(1, &second[..71], DRAFTS, GREEDY);
+            bench.wish(0, &first[..81], 1, GREEDY);
+            let got = bench.draft();
+            same_bits(&got[0], &cold(&file, kv, &second[..71], &GREEDY), name);
+            assert_eq!(got[1].tokens[..], cold(&file, kv, &first[..81], &GREEDY).tokens[..1]);
+        }
     }
 }
 
@@ -280,6 +334,16 @@ fn what_cannot_be_drafted_is_refused_and_does_no_harm() {
     refused("no page", &|w| w.batch.segments[0].first_position = 63);
     refused("before the first entry", &|w| w.batch.segments[0].first_position = 0);
     refused("a token that does not exist", &|w| w.batch.tokens[0] = 288);
+    refused("a token behind that does not exist", &|w| w.batch.behind.push(288));
+    refused("fed with tokens that are not there", &|w| w.batch.segments[0].feed = Some(0..1));
+    refused("fed with more than is remembered", &|w| {
+        w.batch.behind.resize(32, 5);
+        w.batch.segments[0].feed = Some(0..32);
+    });
+    refused("fed with positions before the first", &|w| {
+        w.batch.behind.resize(21, 5);
+        w.batch.segments[1].feed = Some(0..21);
+    });
     bench.wish(0, &ids, DRAFTS, GREEDY);
     same_bits(&bench.draft()[0], &cold(&file, KvFormat::F32, &ids, &GREEDY), "after all that");
 }
@@ -302,12 +366,12 @@ fn a_footprint_names_the_heads_share_and_the_record_of_verify_rows() {
     // Keys and values of 2 heads of 32, F16, 64 positions.
     assert_eq!(with.draft.page, [2 * 2 * 32 * 2 * 64]);
     assert_eq!(with.page[0], without.page[0] + with.draft.page[0]);
-    // A hidden row of 64 floats.
-    assert_eq!((with.draft.recurrent, with.recurrent), (4 * 64, without.recurrent + 4 * 64));
+    // The last 32 hidden rows of 64 floats.
+    assert_eq!((with.draft.recurrent, with.recurrent), (32 * 4 * 64, without.recurrent + 32 * 4 * 64));
     // Three gated delta layers: 128 inputs of the convolution, 2 keys and 4 values of 16, 4 decays and step sizes.
     let row = 3 * (128 + 2 * 16 + 4 * 16 + 2 * 4);
     assert_eq!(without.rollback, 4 * row * 3 * DRAFTS as u64);
-    assert_eq!(with.rollback, 4 * (row + 64) * 3 * DRAFTS as u64);
+    assert_eq!(with.rollback, without.rollback, "nothing of the head is rolled back");
     assert_eq!(without.draft, motet_model::device::DraftShare::default());
     let plain = Network::from_gguf(&tiny("llama", Format::F32)).unwrap();
     let refused = device.footprint(&plain, 0..plain.layers, &limits(&plain, true, way, 1, 64));

@@ -6,7 +6,7 @@ use crate::prefix::{PrefixCache, window_promise};
 use crate::queue::Waiting;
 use crate::sampling::MAX_BIAS;
 use crate::stream::StreamSize;
-use motet_model::batch::BatchLimits;
+use motet_model::batch::{BatchLimits, RECENT};
 use motet_model::layout::StateLayout;
 use motet_model::{Device, DeviceError, InFlight, KvFormat, Limits, Network, PAGE};
 use serde::Serialize;
@@ -239,6 +239,7 @@ impl Plan {
             batch: batch_limits(
                 rows,
                 options.drafts.most(draft_head),
+                draft_head,
                 options,
                 context,
                 layout.pools.len(),
@@ -366,7 +367,7 @@ impl Plan {
         }
         if draft_head {
             lines.insert(1, line("draft head", of_head.weights));
-            lines.insert(5, line("hidden rows for the draft head", n * of_head.recurrent));
+            lines.insert(5, line("last hidden rows, for the draft head", n * of_head.recurrent));
         }
         let total: u64 = lines.iter().map(|l| l.bytes).sum();
         let most = total + clients_bytes;
@@ -445,6 +446,7 @@ fn check(network: &Network, options: &Options) -> Result<usize, PlanError> {
 fn batch_limits(
     rows: usize,
     drafts: usize,
+    draft_head: bool,
     options: &Options,
     context: usize,
     pools: usize,
@@ -463,6 +465,7 @@ fn batch_limits(
         bias: sessions * MAX_BIAS.min(vocab),
         allowed: sessions * (1 + drafts) * vocab.div_ceil(64),
         drafts,
+        behind: if draft_head { sessions * RECENT } else { 0 },
     }
 }
 

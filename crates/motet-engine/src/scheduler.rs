@@ -7,6 +7,7 @@
 //! none of them allocates.
 
 mod drafting;
+mod feeding;
 
 use crate::appetite::{Appetite, Wish};
 use crate::costs::Costs;
@@ -60,6 +61,8 @@ pub(crate) struct Scheduler {
     most_rows: usize,
     /// Drafts that a session may have at a time.
     most_drafts: usize,
+    /// Whether the network's own draft head is loaded.
+    head: bool,
     pools: usize,
     recurrent: bool,
     context: usize,
@@ -91,6 +94,7 @@ impl Scheduler {
             steps: 0,
             most_rows: 0,
             most_drafts: limits.batch.drafts,
+            head: limits.draft_head,
             pools: layout.pools.len(),
             recurrent: layout.recurrent_floats > 0,
             context: limits.context,
@@ -130,6 +134,7 @@ impl Scheduler {
         let decoding = batch.rows();
         self.prefill(batch);
         self.prompt_rows = batch.rows() - decoding;
+        self.feed(batch);
         if batch.rows() > 0 {
             batch.before.append(&mut self.changes);
         }
@@ -220,6 +225,7 @@ impl Scheduler {
             });
         }
         session.read = hit.blocks * PAGE;
+        session.fed = session.read;
         session.furthest = session.furthest.max(session.read);
         session.decodes = false;
         session.served = self.steps;
@@ -274,16 +280,17 @@ impl Scheduler {
 
     /// Rows for prompts beside `decoding` rows.
     fn prefill_budget(&self, decoding: usize) -> usize {
+        let most = self.most_rows - self.all_behind();
         if self.chunk.is_some() {
-            return self.most_rows - decoding;
+            return most - decoding;
         }
         let time = match self.costs.expected(decoding) {
             _ if decoding == 0 => self.step * ALONE,
             Some(time) => self.step.max(time.mul_f64(COMPANY)),
             None => self.step,
         };
-        let least = (decoding + 1).min(self.most_rows);
-        self.costs.rows_within(time, least, self.most_rows) - decoding
+        let least = (decoding + 1).min(most);
+        self.costs.rows_within(time, least, most) - decoding
     }
 
     /// Where the next chunk of a prompt ends at the latest.
@@ -320,6 +327,7 @@ impl Scheduler {
             rows: first_row as u32..batch.tokens.len() as u32,
             tables,
             commit: if drafts { Commit::Verify } else { Commit::All },
+            feed: None,
         });
     }
 
@@ -354,6 +362,9 @@ impl Scheduler {
             if verifies {
                 self.kept.push((slot, kept));
                 self.learn(slot, segment.rows.len() - 1, kept - 1, end.is_some(), metrics);
+            }
+            if segment.feed.is_some() {
+                self.session_mut(slot).fed = segment.first_position as usize + kept;
             }
             self.advance(slot, kept, metrics);
             if let Some(reason) = end {

@@ -44,6 +44,8 @@ pub(crate) struct Session {
     pub(crate) tokens: Vec<u32>,
     /// Positions whose rows have been run: the table holds their state.
     pub(crate) read: usize,
+    /// Positions that the network's draft head was fed with, that of the next row perhaps included.
+    pub(crate) fed: usize,
     /// The furthest it was ever read: rows before it are run again after stepping back.
     pub(crate) furthest: usize,
     /// Whether its next row is that of the token chosen last; if not, it reads its prompt (or reads again).
@@ -120,6 +122,7 @@ impl Session {
                 sampler: Sampler::new(sampling.clone(), seed, choice, &tokens, answer),
                 tokens,
                 read: 0,
+                fed: 0,
                 furthest: 0,
                 decodes: false,
                 drafts: Vec::with_capacity(drafts),

@@ -158,6 +158,26 @@ fn a_head_is_asked_for_all_sessions_at_once_and_finds_what_it_needs() {
     assert_eq!(rig.engine.metrics().accepted_per_position[..3], [52, 52, 0]);
 }
 
+/// While nobody drafts, the head is fed where a page ends and when so many positions are behind as are remembered, and
+/// then for all sessions.
+#[test]
+fn a_head_that_drafts_for_nobody_is_seldom_fed() {
+    let sketch = Sketch { head: true, ..SKETCHES[2] };
+    let options = Options { drafts: Drafts::Exactly(16), ..options(4, 1024) };
+    let mut rig = Rig::new(sketch, random(1_000_000), &options);
+    let mut streams: Vec<Stream> = (0..4)
+        .map(|seed| {
+            let ask = Request { max_tokens: Some(200), drafts: false, ..request(vec![1; 4], seed) };
+            rig.engine.submit(ask).unwrap()
+        })
+        .collect();
+    rig.run();
+    // The prompts are read up to position 4. At 64, 128 and 192 a page ends; at 35, 95, 126, 159 and 190 they are 31
+    // positions behind.
+    assert_eq!((rig.control.steps(), rig.control.feeds()), (200, 1 + 3 + 5));
+    assert!(streams.iter_mut().all(|stream| answers(stream)[0].generated == 200));
+}
+
 /// Two conversations that are equal for exactly 64·n tokens: the second takes over the pages, and with them what the
 /// head left there and the hidden row before its first own token.
 #[test]
@@ -196,6 +216,7 @@ fn their_number_follows_what_they_bring() {
         let _streams: Vec<Stream> = (0..4).map(|seed| rig.engine.submit(ask(seed)).unwrap()).collect();
         rig.run();
         assert_eq!(rig.engine.metrics().generation_tokens, 6000);
+        assert_eq!(rig.control.wrong_drafts(), 0);
         rig.clock.now().as_secs_f64()
     };
     let off = time(Drafts::Off, 0);

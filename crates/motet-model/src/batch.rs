@@ -9,6 +9,10 @@ use std::ops::Range;
 /// Positions on one page of keys and values, for every model and device.
 pub const PAGE: usize = 64;
 
+/// Positions whose hidden rows a session remembers for a draft head, the last ones: as many may lack its keys and values,
+/// but one, for the entry of a position comes of the hidden row before it. A part of a page.
+pub const RECENT: usize = 32;
+
 /// A page-table entry for a page that no row to come can see (sliding windows). It is never touched.
 pub const NO_PAGE: u32 = u32::MAX;
 
@@ -45,6 +49,10 @@ pub struct Segment {
     pub tables: [Range<u32>; MAX_POOLS],
     /// Whether its rows are kept without asking.
     pub commit: Commit,
+    /// Whether the draft head is fed: in a step with these rows, and before them with those positions that it was not
+    /// fed with yet, the last before `first_position`, whose tokens lie here in [`Batch::behind`]; for `Stage::draft`
+    /// with those positions only. It changes nothing where no draft head is loaded.
+    pub feed: Option<Range<u32>>,
 }
 
 /// Kinds of attention state (all positions, sliding window, …) one network may have.
@@ -167,6 +175,8 @@ pub struct Batch {
     pub bias: Vec<(u32, f32)>,
     /// Sets of tokens that may be chosen.
     pub allowed: Vec<u64>,
+    /// Tokens that a draft head was not fed with yet.
+    pub behind: Vec<u32>,
     /// How many tokens to draft for each segment, descending, none 0: set in a batch for `Stage::draft`, where every
     /// segment has one row (the token that is certain and not yet run) and one [`Want::Sample`]. Empty otherwise.
     pub drafts: Vec<u32>,
@@ -193,6 +203,8 @@ pub struct BatchLimits {
     pub allowed: usize,
     /// Drafts to a segment; 0 where nothing is drafted or verified.
     pub drafts: usize,
+    /// Tokens that a draft head was not fed with yet; 0 without one.
+    pub behind: usize,
 }
 
 impl Batch {
@@ -207,6 +219,7 @@ impl Batch {
             seen: Vec::with_capacity(limits.seen),
             bias: Vec::with_capacity(limits.bias),
             allowed: Vec::with_capacity(limits.allowed),
+            behind: Vec::with_capacity(limits.behind),
             drafts: Vec::with_capacity(if limits.drafts > 0 { limits.segments } else { 0 }),
         }
     }
@@ -221,6 +234,7 @@ impl Batch {
         self.seen.clear();
         self.bias.clear();
         self.allowed.clear();
+        self.behind.clear();
         self.drafts.clear();
     }
 
@@ -238,6 +252,23 @@ impl Batch {
     /// The tokens of `segment`.
     pub fn segment_tokens(&self, segment: &Segment) -> &[u32] {
         &self.tokens[segment.rows.start as usize..segment.rows.end as usize]
+    }
+
+    /// The tokens before `segment` that the draft head is to be fed with; none if it is not to be fed.
+    pub fn tokens_behind(&self, segment: &Segment) -> &[u32] {
+        segment.feed.as_ref().map_or(&[], |r| &self.behind[r.start as usize..r.end as usize])
+    }
+
+    /// The positions that the draft head is to be fed with because of `segment`: those behind, and in a step its own.
+    pub fn fed(&self, segment: &Segment) -> Range<u32> {
+        let first = segment.first_position;
+        let own = if segment.feed.is_some() && self.drafts.is_empty() { segment.rows.len() } else { 0 };
+        first - self.tokens_behind(segment).len() as u32..first + own as u32
+    }
+
+    /// How many rows the draft head is to be fed with.
+    pub fn fed_rows(&self) -> usize {
+        self.segments.iter().map(|s| self.fed(s).len()).sum()
     }
 
     /// The tokens that the sampling of one row must know of.
@@ -275,6 +306,16 @@ impl Batch {
                 let first = s.first_position as usize / PAGE;
                 if table[first..=last / PAGE].contains(&NO_PAGE) {
                     return Err(format!("segment {i}, pool {p}: no page to write position {last} to"));
+                }
+            }
+            if let Some(behind) = &s.feed {
+                let least = (s.first_position as usize).min(RECENT - 1);
+                if behind.start > behind.end
+                    || behind.end as usize > self.behind.len()
+                    || behind.len() > least
+                {
+                    let (found, first) = (behind.len(), s.first_position);
+                    return Err(format!("segment {i}: {found} positions to feed before {first}"));
                 }
             }
             if self.segments[..i].iter().any(|o| o.slot == s.slot) {
@@ -343,7 +384,7 @@ impl InFlight {
         let parts = [
             l.before * size_of::<StateOp>(),
             l.segments * size_of::<Segment>(),
-            l.rows * 4 + l.pages * 4,
+            (l.rows + l.pages + l.behind) * 4,
             l.asks * (size_of::<Ask>() + size_of::<Answer>() + 20 * 8),
             l.seen * size_of::<Seen>() + l.bias * 8 + l.allowed * 8 + l.segments * 4,
             l.rows * d_model * 4,

@@ -81,7 +81,7 @@ pub struct Limits {
     pub checkpoints: usize,
     /// Format of keys and values.
     pub kv: KvFormat,
-    /// Whether the network's own draft head is loaded, fed with every row and asked by [`Stage::draft`].
+    /// Whether the network's own draft head is loaded, fed with the rows of conversations and asked by [`Stage::draft`].
     pub draft_head: bool,
 }
 
@@ -109,7 +109,7 @@ pub struct DraftShare {
     pub weights: u64,
     /// Keys and values in a page of each pool.
     pub page: Vec<u64>,
-    /// The hidden row that a session remembers.
+    /// The last hidden rows, which a session remembers until the head is fed with them.
     pub recurrent: u64,
 }
 
@@ -221,7 +221,7 @@ pub trait Stage: Send {
     }
 
     /// Runs the batch's state operations, then its rows: reads `hidden` (or the tokens, on the first stage),
-    /// leaves `hidden` or, on the last stage, answers. State of [`Commit::All`](crate::batch::Commit) segments has
+    /// leaves `hidden` or, on the last stage, answers (and nothing of use in `hidden`). State of [`Commit::All`](crate::batch::Commit) segments has
     /// advanced when it returns.
     ///
     /// # Errors
@@ -240,8 +240,9 @@ pub trait Stage: Send {
 
     /// Drafts tokens with the network's own head. `work.batch` has one row for each segment: the token that is certain
     /// and not yet run, at its position; `Batch::drafts` says how many to draft, the asks how to choose (with the
-    /// same noise as the trunk will). Leaves the tokens in [`InFlight::drafted`]. Each session's pages cover its row and its drafts;
-    /// what is written there is written again when the drafts are verified. Changes no other state.
+    /// same noise as the trunk will). The head is first fed with what it lacks, as the segments say, and in drafting with
+    /// the row that is certain; what it was fed with stays. Leaves the tokens in [`InFlight::drafted`]. Each session's
+    /// pages cover its row and its drafts; the head must be fed with those drafts that are kept. Changes no other state.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] without a draft head; else as [`Stage::step`], but no session is harmed: drafts

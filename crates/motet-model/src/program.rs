@@ -201,8 +201,10 @@ pub enum StateKind {
         /// Columns of the matrix.
         value_dim: usize,
     },
-    /// The last row of a buffer, `[width]`.
-    Row {
+    /// The last rows of a buffer, `[rows, width]`, that of position p in place p mod `rows`.
+    Recent {
+        /// How many.
+        rows: usize,
         /// Columns.
         width: usize,
     },
@@ -215,7 +217,7 @@ impl StateKind {
             StateKind::Kv { .. } => 0,
             StateKind::Convolution { kernel, channels } => (kernel - 1) * channels,
             StateKind::Delta { heads, key_dim, value_dim } => heads * key_dim * value_dim,
-            StateKind::Row { width } => width,
+            StateKind::Recent { rows, width } => rows * width,
         }
     }
 }
@@ -328,15 +330,12 @@ pub enum Op {
         /// The pages.
         state: StateId,
     },
-    /// out = x of the position before: the row before it, for the first of a session's rows what the session remembers
-    /// (zeros before its first token).
-    Previous {
-        /// Input.
+    /// Remembers the rows of each session, the last ones.
+    Keep {
+        /// The rows.
         x: Cols,
-        /// The last row.
+        /// Where.
         state: StateId,
-        /// Output.
-        out: Cols,
     },
     /// Causal depthwise convolution over positions, then silu.
     Convolve {
@@ -446,7 +445,10 @@ pub enum Place {
     Layer(usize),
     /// After the layers, on rows that want logits: last stage.
     Output,
-    /// After the layers, on all rows: what the draft head remembers of them. Last stage.
+    /// After the layers, on all rows: what a session remembers of them for the draft head. Last stage.
+    Keep,
+    /// Of the rows with which the draft head is fed: its keys and values. Reads in the residual stream the row that was
+    /// kept of the position before (zeros at the first). Last stage.
     Feed,
     /// The draft head on one row of each session: reads the hidden row in the residual stream, leaves its own there.
     /// Last stage.
@@ -492,7 +494,7 @@ impl Op {
             Op::Rope { .. } => "rope",
             Op::Attend { .. } => "attend",
             Op::Remember { .. } => "remember",
-            Op::Previous { .. } => "previous row",
+            Op::Keep { .. } => "keep",
             Op::Convolve { .. } => "convolve",
             Op::Delta { .. } => "gated delta",
             Op::Gate { .. } => "gate",
@@ -519,7 +521,7 @@ impl Op {
             Op::Linear { .. }
             | Op::Attend { .. }
             | Op::Remember { .. }
-            | Op::Previous { .. }
+            | Op::Keep { .. }
             | Op::Convolve { .. }
             | Op::Delta { .. }
             | Op::ExpertLinear { .. }
@@ -558,9 +560,8 @@ impl Op {
                 t.reads = vec![k.buffer, v.buffer];
                 t.state = Some(*state);
             }
-            Op::Previous { x, state, out } => {
+            Op::Keep { x, state } => {
                 t.reads = vec![x.buffer];
-                t.writes = vec![out.buffer];
                 t.state = Some(*state);
             }
             Op::Convolve { x, weight, state, out } => {
@@ -612,7 +613,7 @@ impl Program {
         let inside = |place: Place| match place {
             Place::Input => layers.start == 0,
             Place::Layer(l) => layers.contains(&l),
-            Place::Output | Place::Feed | Place::Draft => layers.end == all,
+            Place::Output | Place::Keep | Place::Feed | Place::Draft => layers.end == all,
         };
         (0..self.ops.len()).filter(|&i| inside(self.ops[i].0)).collect()
     }

@@ -147,12 +147,12 @@ fn state_is_what_the_architecture_says() {
     assert_eq!(kinds("gemma3"), (vec![(None, 1), (Some(8), 3)], 0));
     // Three gated delta layers: 3 inputs of 2·2·16 + 4·16 channels, 4 heads of 16 × 16.
     assert_eq!(kinds("qwen35"), (vec![(None, 1)], 3 * (3 * 128 + 4 * 16 * 16)));
-    // With the head a layer of keys and values more, in the same pool, and a hidden row of 64.
+    // With the head a layer of keys and values more, in the same pool, and the last 32 hidden rows of 64.
     let with_head = network("qwen35").state(true);
     assert_eq!(with_head.pools.iter().map(|p| (p.window, p.states.len())).collect::<Vec<_>>(), [(None, 2)]);
-    assert_eq!(with_head.recurrent_floats, 3 * (3 * 128 + 4 * 16 * 16) + 64);
+    assert_eq!(with_head.recurrent_floats, 3 * (3 * 128 + 4 * 16 * 16) + 32 * 64);
     assert_eq!(kinds("glm4moe"), (vec![(None, 3)], 0));
-    assert_eq!(network("glm4moe").state(true).recurrent_floats, 64);
+    assert_eq!(network("glm4moe").state(true).recurrent_floats, 32 * 64);
 }
 
 /// The tiny llama with one key replaced and one tensor left out.

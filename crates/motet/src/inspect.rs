@@ -48,10 +48,9 @@ impl Inspect {
             file: FileFacts::of(&file),
             network: found.map(NetworkFacts::of),
             program: found.filter(|_| self.program).map(|network| Listing::of(&network.trunk, |_| true)),
-            draft: found
-                .filter(|_| self.program)
-                .and_then(|n| n.draft.as_ref())
-                .map(|program| Listing::of(program, |place| matches!(place, Place::Feed | Place::Draft))),
+            draft: found.filter(|_| self.program).and_then(|n| n.draft.as_ref()).map(|program| {
+                Listing::of(program, |place| matches!(place, Place::Keep | Place::Feed | Place::Draft))
+            }),
             error: unusable.as_ref().err().map(ToString::to_string),
         };
         match self.json {
@@ -283,8 +282,9 @@ impl fmt::Display for FileFacts {
                 f,
                 "MTP head",
                 format!(
-                    "{layers} layer(s), {tensors} tensors, {}; loaded where it drafts",
-                    bytes::show(*bytes)
+                    "{layers} layer(s), {tensors} tensors, {}; {} loaded where it drafts",
+                    bytes::show(*bytes),
+                    if *layers > 1 { "the first is" } else { "it is" }
                 ),
             )?,
             None => line(f, "MTP head", "none")?,

@@ -72,6 +72,7 @@ impl Listing {
                 Place::Input => ("input", None),
                 Place::Layer(layer) => ("layer", Some(layer)),
                 Place::Output => ("output", None),
+                Place::Keep => ("keep", None),
                 Place::Feed => ("feed", None),
                 Place::Draft => ("draft", None),
             };
@@ -149,7 +150,7 @@ fn describe(kind: &StateKind) -> String {
         StateKind::Delta { heads, key_dim, value_dim } => {
             format!("delta: [{heads}, {key_dim}, {value_dim}]")
         }
-        StateKind::Row { width } => format!("row: [{width}]"),
+        StateKind::Recent { rows, width } => format!("last rows: [{rows}, {width}]"),
     }
 }
 

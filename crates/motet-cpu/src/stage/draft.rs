@@ -2,16 +2,18 @@
 //!
 //! The first pass takes the hidden row that the session remembers and the token that is certain; each next one the
 //! head's own hidden row and the token it chose. Its keys and values lie at the positions of the drafts and are
-//! written again, from the trunk's rows, when the drafts are verified. Nothing that a session remembers changes here.
+//! written again, from the trunk's rows, before anybody reads them, unless the token was certain. Nothing else that a
+//! session remembers changes here.
 
 use std::sync::{Mutex, PoisonError};
 
 use motet_model::PAGE;
-use motet_model::batch::{Batch, InFlight, NO_PAGE, Want};
+use motet_model::batch::{Batch, InFlight, NO_PAGE, RECENT, Want};
 use motet_model::device::DeviceError;
-use motet_model::program::{Op, Program, StateId};
+use motet_model::program::Program;
 
 use super::answers::{HeadOf, choose};
+use super::feed::{Feed, place_before};
 use super::lines::Lines;
 use super::run::Region;
 use super::{CpuStage, Head, Machine, Section};
@@ -23,24 +25,18 @@ use crate::worker_scratch::WorkerScratch;
 /// The draft head of a stage.
 #[derive(Debug)]
 pub(super) struct DraftHead {
-    /// What it remembers of all rows of a step.
-    pub(super) feed: Vec<Region>,
+    /// What it sees of the rows of the trunk.
+    pub(super) feed: Feed,
     /// Its layer, and the norm behind.
     pub(super) layer: Vec<Region>,
     pub(super) head: Head,
-    /// The hidden row that a session remembers.
-    hidden: StateId,
 }
 
 impl DraftHead {
-    /// From the operations that feed it and those that it runs; `None` where there are none.
-    pub(super) fn of(program: &Program, feed: &[usize], mut layer: Vec<usize>) -> Option<Self> {
-        let hidden = feed.iter().find_map(|&op| match program.ops[op].1 {
-            Op::Previous { state, .. } => Some(state),
-            _ => None,
-        })?;
+    /// From what feeds it and the operations that it runs; `None` where there are none.
+    pub(super) fn of(program: &Program, feed: Option<Feed>, mut layer: Vec<usize>) -> Option<Self> {
         let head = Head::of(program, layer.pop().into_iter().collect())?;
-        Some(Self { feed: Region::all(program, feed), layer: Region::all(program, &layer), head, hidden })
+        Some(Self { feed: feed?, layer: Region::all(program, &layer), head })
     }
 }
 
@@ -91,9 +87,11 @@ impl CpuStage {
     /// Drafts for all sessions of a batch that `check_draft` has seen.
     pub(super) fn draft_all(&mut self, work: &mut InFlight) -> Result<(), WorkerPanic> {
         let InFlight { batch, hidden, drafted, .. } = work;
-        let Some(DraftHead { hidden: remembered, .. }) = self.draft else { return Ok(()) };
-        for (segment, row) in batch.segments.iter().zip(hidden.chunks_exact_mut(self.d_model)) {
-            row.copy_from_slice(self.state.of_slot(segment.slot, remembered, self.d_model));
+        self.catch_up(batch, hidden)?;
+        let (Some(draft), d) = (&self.draft, self.d_model) else { return Ok(()) };
+        for (segment, row) in batch.segments.iter().zip(hidden.chunks_exact_mut(d)) {
+            let kept = self.state.of_slot(segment.slot, draft.feed.kept, RECENT * d);
+            row.copy_from_slice(&kept[place_before(segment.first_position) * d..][..d]);
         }
         drafted.clear();
         drafted.resize(batch.drafts.iter().sum::<u32>() as usize, 0);

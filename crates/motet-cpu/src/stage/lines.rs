@@ -1,4 +1,5 @@
-//! The rows of one run: those of a batch, or of a pass of drafting, which takes one row a session further.
+//! The rows of one run: those of a batch, of a pass of drafting, which takes one row a session further, or those that
+//! the draft head is fed with.
 
 use motet_model::batch::{Batch, Segment};
 
@@ -20,6 +21,11 @@ impl<'a> Lines<'a> {
     /// All rows of a batch.
     pub(super) fn of(batch: &'a Batch) -> Self {
         Self { batch, segments: &batch.segments, tokens: &batch.tokens, ahead: 0 }
+    }
+
+    /// Other rows of the sessions of a batch.
+    pub(super) fn other(batch: &'a Batch, segments: &'a [Segment], tokens: &'a [u32]) -> Self {
+        Self { batch, segments, tokens, ahead: 0 }
     }
 
     /// One row for each of the first `tokens.len()` segments, `ahead` positions beyond the segment's own.

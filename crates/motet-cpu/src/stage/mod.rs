@@ -7,6 +7,7 @@
 mod answers;
 mod draft;
 mod experts;
+mod feed;
 mod lines;
 mod products;
 mod profile;
@@ -17,12 +18,12 @@ mod shared;
 mod sizes;
 mod stateful;
 
-use bytemuck::cast_slice_mut;
-use motet_model::batch::{Commit, InFlight, Slot};
+use bytemuck::{cast_slice, cast_slice_mut};
+use motet_model::batch::{Batch, Commit, InFlight, Segment as BatchSegment, Slot};
 use motet_model::device::{DeviceError, Limits, Observer, Stage};
 use motet_model::layout::WorkspaceLayout;
 use motet_model::network::Network;
-use motet_model::program::{Op, Place as OpPlace, Program, RopeScaling};
+use motet_model::program::{BufferId, Op, Place as OpPlace, Program, RopeScaling};
 
 use crate::activations::ActivationBlock;
 use crate::arena::Arena;
@@ -37,6 +38,7 @@ use crate::weights::Loaded;
 use crate::workspace::{Buffers, Place};
 
 use draft::DraftHead;
+use feed::Feed;
 use lines::Lines;
 use profile::{Profile, Watch};
 use rollback::RollBack;
@@ -102,8 +104,19 @@ pub(crate) struct Workspace {
     asked: Vec<f32>,
     logits: Vec<f32>,
     sampler: Vec<f32>,
-    /// The tokens of a pass of drafting, `[segments]`; empty between drafts.
+    /// The segments and tokens that the draft head is fed with, and the tokens of a pass of drafting: at most as many as
+    /// rows; empty in between.
+    fed: Vec<BatchSegment>,
     tokens: Vec<u32>,
+}
+
+impl Workspace {
+    /// The first rows of a buffer that is there.
+    fn rows(&self, buffer: BufferId, rows: usize) -> &[f32] {
+        let Place { at, width } =
+            self.places[buffer.0].expect("an operation of this stage touches the buffer");
+        &self.floats.get()[at..at + rows * width]
+    }
 }
 
 /// What operations need beside the row buffers.
@@ -133,6 +146,10 @@ impl Floats {
     fn all(&mut self) -> &mut [f32] {
         self.0.as_mut().map_or(&mut [], |arena| cast_slice_mut(arena.bytes_mut()))
     }
+
+    fn get(&self) -> &[f32] {
+        self.0.as_ref().map_or(&[], |arena| cast_slice(arena.bytes()))
+    }
 }
 
 impl CpuStage {
@@ -147,11 +164,13 @@ impl CpuStage {
     ) -> Result<Self, DeviceError> {
         let program = network.program(limits.draft_head).clone();
         let layout = WorkspaceLayout::of(&program, &ops);
-        let (mut layers, mut output, mut feed, mut draft) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut layers, mut output) = (Vec::new(), Vec::new());
+        let (mut keep, mut feed, mut draft) = (Vec::new(), Vec::new(), Vec::new());
         for op in ops {
             match program.ops[op].0 {
                 OpPlace::Input | OpPlace::Layer(_) => layers.push(op),
                 OpPlace::Output => output.push(op),
+                OpPlace::Keep => keep.push(op),
                 OpPlace::Feed => feed.push(op),
                 OpPlace::Draft => draft.push(op),
             }
@@ -169,7 +188,7 @@ impl CpuStage {
         Ok(Self {
             layers: Region::all(&program, &layers),
             output: Head::of(&program, output),
-            draft: DraftHead::of(&program, &feed, draft),
+            draft: DraftHead::of(&program, Feed::of(&program, &keep, &feed), draft),
             d_model: network.d_model,
             limits: limits.clone(),
             layout,
@@ -189,9 +208,9 @@ impl CpuStage {
     fn check(&self, work: &InFlight) -> Result<(), DeviceError> {
         let batch = &work.batch;
         batch.check(self.limits.pages.len()).map_err(DeviceError::Batch)?;
-        let rows = batch.rows();
-        if rows > self.limits.batch.rows || work.hidden.len() < rows * self.d_model {
-            let (most, hidden) = (self.limits.batch.rows, work.hidden.len());
+        let (rows, most) = (self.rows_of(batch), self.limits.batch.rows);
+        if rows > most || work.hidden.len() < rows * self.d_model {
+            let hidden = work.hidden.len();
             return Err(DeviceError::Batch(format!(
                 "{rows} rows, at most {most}; a hand-off of {hidden} floats"
             )));
@@ -201,7 +220,8 @@ impl CpuStage {
             return Err(DeviceError::Batch(format!("{found} segments, at most {most}")));
         }
         let vocab = self.sizes.vocab;
-        if let Some(token) = batch.tokens.iter().find(|&&t| t as usize >= vocab) {
+        let mut tokens = batch.tokens.iter().chain(&batch.behind);
+        if let Some(token) = tokens.find(|&&t| t as usize >= vocab) {
             return Err(DeviceError::Batch(format!("token {token}, the vocabulary has {vocab}")));
         }
         if let Some(s) = batch.segments.iter().find(|s| (s.slot.0 as usize) >= self.limits.sessions) {
@@ -221,6 +241,11 @@ impl CpuStage {
             }
         }
         Ok(())
+    }
+
+    /// Rows that are run at a time for a batch: its own, or those that the draft head is fed with.
+    fn rows_of(&self, batch: &Batch) -> usize {
+        if self.draft.is_some() { batch.fed_rows().max(batch.rows()) } else { batch.rows() }
     }
 
     /// Marks the segments of which a row is not finite.
@@ -246,7 +271,7 @@ impl Stage for CpuStage {
 
     fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
         self.check_step(work)?;
-        self.reserve(work.batch.rows())?;
+        self.reserve(self.rows_of(&work.batch))?;
         work.answers.clear();
         work.top.clear();
         work.faults.clear();
@@ -261,18 +286,16 @@ impl Stage for CpuStage {
         let InFlight { batch, hidden, .. } = work;
         self.run(Section::Layers, Lines::of(batch), hidden).map_err(panicked)?;
         self.find_faults(work);
-        let InFlight { batch, hidden, .. } = work;
-        self.run(Section::Feed, Lines::of(batch), hidden).map_err(panicked)?;
         if self.output.is_some() {
             self.answer(work).map_err(panicked)?;
             self.pardon(work);
         }
-        Ok(())
+        self.keep_rows(work).map_err(panicked)
     }
 
     fn draft(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
         self.check_draft(work)?;
-        self.reserve(work.batch.rows())?;
+        self.reserve(self.rows_of(&work.batch))?;
         for op in &work.batch.before {
             self.state.apply(op);
         }
@@ -298,7 +321,9 @@ impl Stage for CpuStage {
 enum Section {
     /// The trunk's layers.
     Layers,
-    /// What the draft head remembers.
+    /// What is kept for the draft head.
+    Keep,
+    /// What the draft head is fed with.
     Feed,
     /// The draft head's layer.
     Draft,
@@ -309,9 +334,10 @@ impl CpuStage {
     fn run(&mut self, section: Section, lines: Lines<'_>, hidden: &mut [f32]) -> Result<(), WorkerPanic> {
         let regions: &[Region] = match (section, &self.draft) {
             (Section::Layers, _) => &self.layers,
-            (Section::Feed, Some(draft)) => &draft.feed,
+            (Section::Keep, Some(draft)) => &draft.feed.keep,
+            (Section::Feed, Some(draft)) => &draft.feed.feed,
             (Section::Draft, Some(draft)) => &draft.layer,
-            (Section::Feed | Section::Draft, None) => return Ok(()),
+            (_, None) => return Ok(()),
         };
         let w = &mut self.workspace;
         let watch = Watch::start();

@@ -43,8 +43,6 @@ enum Inputs {
     Convolution { kept: usize, channels: usize },
     /// See [`DeltaColumns`].
     Delta(DeltaColumns),
-    /// `[width]`
-    Row { width: usize },
 }
 
 /// Keys `[key_heads, key_dim]`, values `[heads, value_dim]`, decays `[heads]` and step sizes `[heads]`.
@@ -87,7 +85,6 @@ impl Inputs {
                 let (key_heads, key_dim, heads, value_dim) = (k.count, k.dim, v.count, v.dim);
                 Some((state, Inputs::Delta(DeltaColumns { key_heads, key_dim, heads, value_dim })))
             }
-            Op::Previous { x, state, .. } => Some((state, Inputs::Row { width: x.width })),
             _ => None,
         }
     }
@@ -96,14 +93,13 @@ impl Inputs {
         match self {
             Inputs::Convolution { channels, .. } => channels,
             Inputs::Delta(columns) => columns.beta(columns.heads),
-            Inputs::Row { width } => width,
         }
     }
 
     /// Parts of a commit that threads may share.
     fn parts(self) -> usize {
         match self {
-            Inputs::Convolution { .. } | Inputs::Row { .. } => 1,
+            Inputs::Convolution { .. } => 1,
             Inputs::Delta(DeltaColumns { heads, .. }) => heads,
         }
     }
@@ -129,7 +125,7 @@ impl RollBackLayout {
     pub(crate) fn copied_floats(&self) -> usize {
         let floats = |r: &Recurrence| match r.inputs {
             Inputs::Delta(DeltaColumns { key_dim, value_dim, .. }) => key_dim * value_dim,
-            Inputs::Convolution { .. } | Inputs::Row { .. } => 0,
+            Inputs::Convolution { .. } => 0,
         };
         if self.rows > 0 { self.recurrences.iter().map(floats).max().unwrap_or(0) } else { 0 }
     }
@@ -269,11 +265,6 @@ impl CpuStage {
                     // SAFETY: tasks differ in the session, and so in the slot, or in the recurrence.
                     let mut state = unsafe { states.part(session.slot, first, kept, channels, channels) };
                     convolution::advance(&mut state, columns(0, channels));
-                }
-                Inputs::Row { width } => {
-                    // SAFETY: as above.
-                    let mut last = unsafe { states.part(session.slot, first, 1, width, width) };
-                    last.row_mut(0).copy_from_slice(columns(0, width).row(session.drafts - 1));
                 }
                 Inputs::Delta(of) => {
                     let DeltaColumns { key_heads, key_dim, value_dim, .. } = of;

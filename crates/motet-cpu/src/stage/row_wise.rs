@@ -184,7 +184,7 @@ fn run(op: &Op, c: &Context<'_>, row: &mut Row<'_, '_, '_>) {
         Op::Linear { .. }
         | Op::Attend { .. }
         | Op::Remember { .. }
-        | Op::Previous { .. }
+        | Op::Keep { .. }
         | Op::Convolve { .. }
         | Op::Delta { .. }
         | Op::ExpertLinear { .. }

@@ -83,7 +83,6 @@ impl Run<'_> {
                     self.attend(*q, *k, *v, *out, *state, *scale, *first)?;
                 }
                 Op::Remember { k, v, state } => self.remember(*k, *v, *state)?,
-                Op::Previous { x, state, out } => self.previous(*x, *state, *out)?,
                 Op::Convolve { x, weight, state, out } => self.convolve(*x, *weight, *state, *out)?,
                 Op::Delta { q, k, v, alpha, beta, a, dt, state, out } => {
                     self.decays(*alpha, *beta, *a, *dt)?;
@@ -92,7 +91,7 @@ impl Run<'_> {
                 Op::ExpertLinear { x, weight, routing, out } => {
                     self.expert_linear(*x, *weight, *routing, *out)?;
                 }
-                other => unreachable!("{} runs on the rows that want logits", other.name()),
+                other => unreachable!("{} is not run with others", other.name()),
             }
             watch.region(self.profile, program, region, &self.lines, self.buffers.rows());
         }

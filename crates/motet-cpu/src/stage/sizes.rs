@@ -164,7 +164,8 @@ impl Sizes {
             asked: zeros(self.logit_rows * self.d_model).map_err(refused)?,
             logits: zeros(self.logit_rows * self.vocab).map_err(refused)?,
             sampler: zeros(self.sampler_floats).map_err(refused)?,
-            tokens: Vec::with_capacity(self.segments),
+            fed: Vec::with_capacity(self.segments),
+            tokens: Vec::with_capacity(rows),
         })
     }
 }

@@ -70,38 +70,6 @@ impl Run<'_> {
         done
     }
 
-    /// Each row's predecessor: the row before it, or the last one of the session's rows before these.
-    pub(super) fn previous(&mut self, x: Cols, state: StateId, out: Cols) -> Result<(), WorkerPanic> {
-        let Machine { pool, .. } = &mut *self.machine;
-        let segments = self.lines.segments;
-        let (write, others) = self.buffers.write_beside(out.buffer);
-        let (states, write) = (self.state.recurrent(state), Shared::new(write));
-        let record = self.rollback.recorder(state);
-        pool.run(segments.len(), |number, _| {
-            let segment = &segments[number];
-            let rows = segment.rows.start as usize..segment.rows.end as usize;
-            // SAFETY: tasks differ in the session, and so in rows and slot (`Batch::check`).
-            let (mut out, mut last) = unsafe {
-                (
-                    write.part(rows.clone(), out.at, out.width),
-                    states.part(segment.slot, 0, 1, x.width, x.width),
-                )
-            };
-            let stride = others.stride(x.buffer);
-            let x_rows = others.tail_from(x.buffer, rows.start * stride + x.at);
-            let x = Rows::new(x_rows, rows.len(), x.width, stride);
-            out.row_mut(0).copy_from_slice(last.row_mut(0));
-            (1..rows.len()).for_each(|row| out.row_mut(row).copy_from_slice(x.row(row - 1)));
-            let certain = if record.wants(number) { 1 } else { rows.len() };
-            let (certain, x) = x.split(certain);
-            last.row_mut(0).copy_from_slice(certain.row(certain.count() - 1));
-            if record.wants(number) {
-                // SAFETY: a session has one task.
-                unsafe { record.take_down(number, 0, x) };
-            }
-        })
-    }
-
     /// Causal convolution over each session's rows and what it remembers, then silu.
     pub(super) fn convolve(
         &mut self,

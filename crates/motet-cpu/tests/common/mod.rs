@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use motet_cpu::{CpuDevice, CpuOptions, Isa};
 use motet_gguf::{Format, ModelFile};
 use motet_model::batch::{
-    Ask, BatchLimits, Commit, InFlight, MAX_POOLS, NO_PAGE, Sampling, Segment, Slot, StateOp, Want,
+    Ask, Batch, BatchLimits, Commit, InFlight, MAX_POOLS, NO_PAGE, RECENT, Sampling, Segment, Slot, StateOp,
+    Want,
 };
 use motet_model::{Device, KvFormat, Limits, Network, Observer, PAGE, Stage};
 
@@ -73,6 +74,10 @@ pub struct Bench {
     pub shares: Vec<(usize, usize)>,
     /// The tokens that the last step's answers named.
     pub answers: Vec<u32>,
+    /// Whether steps feed the draft head with all their rows, or only where they must.
+    pub eager: bool,
+    /// By session: the positions that the draft head was fed with.
+    fed: Vec<usize>,
     windows: Vec<Option<u32>>,
     pages_each: usize,
     seen: Arc<Mutex<Seen>>,
@@ -143,6 +148,8 @@ impl Bench {
             work: InFlight::with_capacity(&limits.batch, network.d_model),
             shares: vec![(0, 0); sessions],
             answers: Vec::new(),
+            eager: true,
+            fed: vec![0; sessions],
             windows: network.state(draft_head).pools.iter().map(|p| p.window).collect(),
             pages_each: context.div_ceil(PAGE),
             seen,
@@ -175,7 +182,18 @@ impl Bench {
             let target = tokens.get(from + i + 1).copied().unwrap_or(0);
             batch.asks.push(Ask { row, want: Want::Score { target }, top: 0, logprob: true, digest: true });
         }
-        batch.segments.push(Segment { slot, first_position: from as u32, rows, tables, commit });
+        // What a page holds is complete when the page is full, and the last rows only are remembered.
+        let fed = self.fed[session].min(from);
+        let must = to.is_multiple_of(PAGE) || to - fed >= RECENT - 1 - DRAFTS;
+        let feed = (self.eager || must).then(|| behind(batch, &tokens[fed..from]));
+        self.fed[session] = if feed.is_some() { to } else { fed };
+        batch.segments.push(Segment { slot, first_position: from as u32, rows, tables, commit, feed });
+    }
+
+    /// A session takes over another's first positions.
+    pub fn take_over(&mut self, session: usize, of: usize, positions: usize) {
+        self.shares[session] = (of, positions / PAGE);
+        self.fed[session] = positions;
     }
 
     /// The page tables of a session that is about to run rows `from..to`.
@@ -215,13 +233,16 @@ impl Bench {
         let row = batch.tokens.len() as u32;
         batch.tokens.push(tokens[from]);
         let slot = Slot(session as u32);
+        let feed = Some(behind(batch, &tokens[self.fed[session].min(from)..from]));
         batch.segments.push(Segment {
             slot,
             first_position: from as u32,
             rows: row..row + 1,
             tables,
             commit: Commit::All,
+            feed,
         });
+        self.fed[session] = from + 1;
         batch.asks.push(Ask { row, want: Want::Sample(sampling), top: 0, logprob: false, digest: false });
         batch.drafts.push(drafts as u32);
     }
@@ -244,6 +265,13 @@ impl Bench {
     }
 }
 
+/// Lays tokens into a batch that the draft head was not fed with.
+fn behind(batch: &mut Batch, tokens: &[u32]) -> Range<u32> {
+    let first = batch.behind.len() as u32;
+    batch.behind.extend_from_slice(tokens);
+    first..batch.behind.len() as u32
+}
+
 /// What a stage is sized for.
 pub fn limits(network: &Network, draft_head: bool, way: Way, sessions: usize, context: usize) -> Limits {
     let pages_each = context.div_ceil(PAGE);
@@ -258,6 +286,7 @@ pub fn limits(network: &Network, draft_head: bool, way: Way, sessions: usize, co
             bias: 0,
             allowed: 0,
             drafts: DRAFTS,
+            behind: sessions * RECENT,
         },
         sessions,
         context,

@@ -18,7 +18,7 @@ impl Scheduler {
     pub(crate) fn ask_for_drafts(&mut self, batch: &mut Batch) {
         self.wishes.clear();
         let decoding = self.by_age.iter().filter(|&&slot| self.running(slot).decodes).count();
-        let mut spare = self.most_rows.saturating_sub(decoding + 1);
+        let mut spare = self.most_rows.saturating_sub(decoding + self.all_behind() + 1);
         for at in 0..self.by_age.len() {
             let slot = self.by_age[at];
             let most = self.draftable(self.running(slot)).min(spare);
@@ -35,6 +35,7 @@ impl Scheduler {
             let Wish { slot, drafts, .. } = self.wishes[at];
             batch.drafts.push(drafts as u32);
             self.lay(batch, slot, 1);
+            batch.segments[at].feed = self.lay_behind(batch, slot);
         }
     }
 
@@ -93,6 +94,10 @@ impl Scheduler {
             let mine;
             (mine, drafted) = drafted.split_at(count as usize);
             let session = self.running[segment.slot.0 as usize].as_mut().expect("a running session");
+            if segment.feed.is_some() {
+                // With what it lacked, and in drafting with the row of its next token; but a new page is zeroed after that.
+                session.fed = session.read + usize::from(!session.read.is_multiple_of(PAGE));
+            }
             session.expect(mine);
         }
     }

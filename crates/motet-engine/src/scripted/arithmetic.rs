@@ -1,13 +1,13 @@
 //! What stands for a network's arithmetic: digests of tokens, positions and what was remembered.
 
-use motet_model::batch::{Batch, Commit, Sampling, Seen, Segment};
+use motet_model::batch::{Batch, Commit, RECENT, Sampling, Seen, Segment};
 
 /// What a row leaves at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cell {
     pub(super) token: u32,
     pub(super) digest: u64,
-    /// What the draft head's own layer left.
+    /// What the draft head's own layer left, once it was fed with the position.
     pub(super) head: u64,
 }
 
@@ -21,14 +21,21 @@ pub(super) const DEAD: Cell = Cell { token: 0, digest: 0xdead_0000_dead_0000, he
 pub(super) struct Memory {
     /// Of its recurrent layers.
     pub(super) state: u64,
-    /// The hidden row of its last token, for the draft head.
-    pub(super) hidden: u64,
+    /// The hidden rows of its last tokens, for the draft head: that of position p in place p mod `RECENT`.
+    pub(super) recent: [u64; RECENT],
+}
+
+impl Memory {
+    /// The hidden row of the position before; 0 before the first.
+    pub(super) fn hidden_before(&self, position: usize) -> u64 {
+        self.recent[(position + RECENT - 1) % RECENT]
+    }
 }
 
 /// Before the first token.
-pub(super) const CLEAR: Memory = Memory { state: 0x5eed, hidden: 0 };
+pub(super) const CLEAR: Memory = Memory { state: 0x5eed, recent: [0; RECENT] };
 /// What nobody may use.
-pub(super) const LOST: Memory = Memory { state: 0xdead_beef_dead_beef, hidden: 0xdead_beef };
+pub(super) const LOST: Memory = Memory { state: 0xdead_beef_dead_beef, recent: [0xdead_beef; RECENT] };
 
 pub(super) fn mix(a: u64, b: u64) -> u64 {
     let x = (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -12,6 +12,7 @@ pub struct Control {
     let_go: Condvar,
     steps: Mutex<u64>,
     wrong_drafts: Mutex<u64>,
+    feeds: Mutex<u64>,
 }
 
 pub(super) enum Trouble {
@@ -61,6 +62,15 @@ impl Control {
     /// Times that the draft head was asked and did not find what the sequential definition would have left there.
     pub fn wrong_drafts(&self) -> u64 {
         *self.wrong_drafts.lock()
+    }
+
+    /// Steps in which the draft head was fed.
+    pub fn feeds(&self) -> u64 {
+        *self.feeds.lock()
+    }
+
+    pub(super) fn count_feed(&self) {
+        *self.feeds.lock() += 1;
     }
 
     pub(super) fn count_wrong_draft(&self) {

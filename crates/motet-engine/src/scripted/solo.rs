@@ -15,7 +15,8 @@ pub struct Solo {
     layers: Vec<(Option<u32>, Vec<u64>)>,
     /// What the draft head's layer left at each position, if there is one.
     heads: Vec<u64>,
-    memory: Memory,
+    state: u64,
+    hidden: u64,
 }
 
 impl Solo {
@@ -24,7 +25,8 @@ impl Solo {
         let full = sketch.full.then_some((None, Vec::new()));
         let sliding = sketch.window.map(|w| (Some(w), Vec::new()));
         let layers = full.into_iter().chain(sliding).collect();
-        Self { sketch, script, tokens: Vec::new(), layers, heads: Vec::new(), memory: CLEAR }
+        let (tokens, heads) = (Vec::new(), Vec::new());
+        Self { sketch, script, tokens, layers, heads, state: CLEAR.state, hidden: 0 }
     }
 
     /// The same, with room for so many tokens.
@@ -39,17 +41,17 @@ impl Solo {
     /// Reads a token.
     pub fn push(&mut self, token: u32) {
         let position = self.tokens.len();
-        self.heads.push(head_entry(token, position, self.memory.hidden));
+        self.heads.push(head_entry(token, position, self.hidden));
         if self.sketch.recurrent {
-            self.memory.state = next_state(self.memory.state, token, position);
+            self.state = next_state(self.state, token, position);
         }
         for (window, layer) in &mut self.layers {
             let sees_one_before = position > 0 && *window != Some(1);
             let before = if sees_one_before { layer[position - 1] } else { 0 };
             let anywhere = layer.get(somewhere(position, *window)).copied().unwrap_or(0);
-            layer.push(written(token, position, self.memory.state, before, anywhere));
+            layer.push(written(token, position, self.state, before, anywhere));
             if self.sketch.head {
-                self.memory.hidden = hidden(layer[position], self.memory.state);
+                self.hidden = hidden(layer[position], self.state);
             }
         }
         self.tokens.push(token);
@@ -88,7 +90,7 @@ impl Solo {
             let from = window.map_or(0, |w| layer.len().saturating_sub(w as usize));
             from..layer.len()
         };
-        self.layers.iter().fold(self.memory.state, |digest, (window, layer)| {
+        self.layers.iter().fold(self.state, |digest, (window, layer)| {
             layer[seen(window, layer)].iter().fold(digest, |d, &cell| mix(d, cell))
         })
     }
@@ -98,13 +100,13 @@ impl Solo {
         self.tokens.clear();
         self.heads.clear();
         self.layers.iter_mut().for_each(|(_, layer)| layer.clear());
-        self.memory = CLEAR;
+        (self.state, self.hidden) = (CLEAR.state, 0);
     }
 
     /// Whether the draft head finds, behind the tokens read so far, what it must: the last hidden row, and what its own
     /// layer left at each position.
-    pub(super) fn agrees(&self, memory: Memory, mut head_at: impl FnMut(usize) -> u64) -> bool {
-        memory == self.memory
+    pub(super) fn agrees(&self, memory: &Memory, mut head_at: impl FnMut(usize) -> u64) -> bool {
+        (memory.state, memory.hidden_before(self.tokens.len())) == (self.state, self.hidden)
             && self.heads.iter().enumerate().all(|(at, &head)| at == 0 || head_at(at) == head)
     }
 }

@@ -7,7 +7,7 @@ use super::arithmetic::{
 use super::control::Trouble;
 use super::{Pace, Script, Scripted, Sketch, Solo};
 use motet_model::batch::{
-    Answer, Ask, Batch, Commit, MAX_POOLS, NO_PAGE, Sampling, Seen, Segment, StateOp, Want,
+    Answer, Ask, Batch, Commit, MAX_POOLS, NO_PAGE, RECENT, Sampling, Seen, Segment, StateOp, Want,
 };
 use motet_model::device::Observer;
 use motet_model::program::StateKind;
@@ -26,6 +26,10 @@ impl Pool {
             page => self.cells[page as usize * PAGE + position % PAGE],
         }
     }
+
+    fn set_head(&mut self, table: &[u32], position: usize, head: u64) {
+        self.cells[table[position / PAGE] as usize * PAGE + position % PAGE].head = head;
+    }
 }
 
 pub(super) struct ScriptedStage {
@@ -40,6 +44,7 @@ pub(super) struct ScriptedStage {
     /// The rows of the last step that wait to be kept or not.
     verified: Vec<Verified>,
     commit_fails: bool,
+    most_rows: usize,
     /// A conversation as it should be, for the draft head.
     solo: Solo,
 }
@@ -47,8 +52,8 @@ pub(super) struct ScriptedStage {
 /// A row of a segment with drafts.
 struct Verified {
     slot: Slot,
-    /// What the session remembers behind the row.
-    memory: Memory,
+    /// The recurrent state behind the row.
+    state: u64,
     /// Where it was written, in each pool.
     cells: [usize; MAX_POOLS],
 }
@@ -78,6 +83,7 @@ impl ScriptedStage {
             seen: Vec::with_capacity(limits.batch.seen + limits.batch.drafts),
             verified: Vec::with_capacity(limits.batch.rows),
             commit_fails: false,
+            most_rows: limits.batch.rows,
             solo: Solo::with_capacity(sketch, device.script.clone(), limits.context),
             device,
         }
@@ -86,6 +92,14 @@ impl ScriptedStage {
     /// Whether sessions remember anything beside their pages.
     fn remembers(&self) -> bool {
         self.sketch.recurrent || self.sketch.head
+    }
+
+    fn check(&self, batch: &Batch) -> Result<(), DeviceError> {
+        batch.check(self.pools.len()).map_err(DeviceError::Batch)?;
+        match batch.fed_rows() {
+            rows if rows > self.most_rows => Err(DeviceError::Batch(format!("{rows} rows to feed"))),
+            _ => Ok(()),
+        }
     }
 
     fn change(&mut self, change: StateOp) {
@@ -104,20 +118,17 @@ impl ScriptedStage {
         self.pools[pool].cells[from..from + PAGE].fill(cell);
     }
 
-    /// Runs the rows of a segment; `ask` is called behind each row with its position and what is remembered there. What
-    /// carries drafts leaves what the session itself remembers where it is.
-    fn run(
-        &mut self,
-        batch: &Batch,
-        segment: &Segment,
-        mut ask: impl FnMut(&mut Self, usize, usize, Memory),
-    ) {
+    /// Runs the rows of a segment; `ask` is called behind each row with its position and the recurrent state there. What
+    /// carries drafts leaves the session's own state where it is.
+    fn run(&mut self, batch: &Batch, segment: &Segment, mut ask: impl FnMut(&mut Self, usize, usize, u64)) {
         let tokens = batch.segment_tokens(segment);
         let slot = segment.slot.0 as usize;
         let mut memory = if self.remembers() { self.slots[slot] } else { CLEAR };
+        self.catch_up(batch, segment);
         for (i, &token) in tokens.iter().enumerate() {
             let position = segment.first_position as usize + i;
-            let head = if self.sketch.head { head_entry(token, position, memory.hidden) } else { 0 };
+            let fed = self.sketch.head && segment.feed.is_some();
+            let head = fed.then(|| head_entry(token, position, memory.hidden_before(position)));
             if self.sketch.recurrent {
                 memory.state = next_state(memory.state, token, position);
             }
@@ -134,28 +145,41 @@ impl ScriptedStage {
                 };
                 let digest = written(token, position, memory.state, before, anywhere);
                 if self.sketch.head {
-                    memory.hidden = hidden(digest, memory.state);
+                    memory.recent[position % RECENT] = hidden(digest, memory.state);
                 }
                 cells[p] = table[position / PAGE] as usize * PAGE + position % PAGE;
-                pool.cells[cells[p]] = Cell { token, digest, head };
+                let cell = &mut pool.cells[cells[p]];
+                *cell = Cell { token, digest, head: head.unwrap_or(cell.head) };
             }
             match segment.commit {
                 Commit::All => self.slots[slot] = memory,
-                Commit::Verify => self.verified.push(Verified { slot: segment.slot, memory, cells }),
+                Commit::Verify => {
+                    self.slots[slot].recent = memory.recent;
+                    self.verified.push(Verified { slot: segment.slot, state: memory.state, cells });
+                }
             }
-            ask(self, segment.rows.start as usize + i, position, memory);
+            ask(self, segment.rows.start as usize + i, position, memory.state);
+        }
+    }
+
+    /// Feeds the draft head with the positions that a segment says it lacks.
+    fn catch_up(&mut self, batch: &Batch, segment: &Segment) {
+        let (tokens, table) = (batch.tokens_behind(segment), batch.table(segment, 0));
+        for (position, &token) in (segment.first_position as usize - tokens.len()..).zip(tokens) {
+            let before = self.slots[segment.slot.0 as usize].hidden_before(position);
+            self.pools[0].set_head(table, position, head_entry(token, position, before));
         }
     }
 
     /// A digest of all that the row at `position` sees. Cells behind the segment's last row must be zero, or dead.
-    fn read(&self, batch: &Batch, segment: &Segment, position: usize, memory: Memory) -> u64 {
-        let mut digest = memory.state;
+    fn read(&self, batch: &Batch, segment: &Segment, position: usize, state: u64) -> u64 {
+        let mut digest = state;
         for (p, pool) in self.pools.iter().enumerate() {
             let table = batch.table(segment, p);
             for at in first_seen(position, pool.window)..=position {
                 digest = mix(digest, pool.at(table, at).digest);
             }
-            let dirty = |at: &usize| ![ZERO, DEAD].contains(&pool.at(table, *at));
+            let dirty = |at: &usize| ![ZERO.digest, DEAD.digest].contains(&pool.at(table, *at).digest);
             if (position + 1..(position + 1).next_multiple_of(PAGE)).any(|at| dirty(&at)) {
                 digest = mix(digest, GARBAGE.digest);
             }
@@ -169,10 +193,10 @@ impl ScriptedStage {
         batch: &Batch,
         segment: &Segment,
         position: usize,
-        memory: Memory,
+        state: u64,
         top: &mut Vec<(u32, f32)>,
     ) -> Answer {
-        let read = self.read(batch, segment, position, memory);
+        let read = self.read(batch, segment, position, state);
         let token = match &ask.want {
             Want::Score { target } => *target,
             Want::Sample(sampling) => match &self.device.script {
@@ -202,7 +226,8 @@ impl ScriptedStage {
         }
     }
 
-    /// Drafts for one session: looks first whether the head finds what the sequential definition would have left for it.
+    /// Drafts for one session: looks first whether the head, fed with what it lacked, finds what the sequential definition
+    /// would have left for it.
     fn draft_segment(
         &mut self,
         batch: &Batch,
@@ -211,14 +236,20 @@ impl ScriptedStage {
         count: usize,
         drafted: &mut Vec<u32>,
     ) {
-        let (pool, table, first) = (&self.pools[0], batch.table(segment, 0), segment.first_position as usize);
+        self.catch_up(batch, segment);
+        let (table, first) = (batch.table(segment, 0), segment.first_position as usize);
+        let (pool, memory) = (&mut self.pools[0], &self.slots[segment.slot.0 as usize]);
+        let token = batch.segment_tokens(segment)[0];
         let solo = &mut self.solo;
         solo.begin_again();
         (0..first).for_each(|at| solo.push(pool.at(table, at).token));
-        if !solo.agrees(self.slots[segment.slot.0 as usize], |at| pool.at(table, at).head) {
+        if !solo.agrees(memory, |at| pool.at(table, at).head) {
             self.device.control.count_wrong_draft();
         }
-        solo.push(batch.segment_tokens(segment)[0]);
+        // It leaves an entry for the token that is certain, and what must not be read for those that it drafts.
+        pool.set_head(table, first, head_entry(token, first, memory.hidden_before(first)));
+        (first + 1..first + count).for_each(|at| pool.set_head(table, at, DEAD.head));
+        solo.push(token);
         self.seen.clear();
         self.seen.extend_from_slice(batch.seen(sampling));
         for depth in 0..count {
@@ -271,7 +302,10 @@ impl ScriptedStage {
 impl Stage for ScriptedStage {
     fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
         let trouble = self.device.control.begin();
-        work.batch.check(self.pools.len()).map_err(DeviceError::Batch)?;
+        self.check(&work.batch)?;
+        if work.batch.fed_rows() > 0 {
+            self.device.control.count_feed();
+        }
         let more = if let Some(Trouble::Stall(time)) = trouble { time } else { Duration::ZERO };
         self.pass_time(work.batch.rows(), more);
         self.commit_fails |= matches!(trouble, Some(Trouble::Commit));
@@ -284,9 +318,9 @@ impl Stage for ScriptedStage {
         self.verified.clear();
         let mut asks = batch.asks.iter().peekable();
         for segment in &batch.segments {
-            self.run(batch, segment, |stage, row, position, memory| {
+            self.run(batch, segment, |stage, row, position, state| {
                 while let Some(ask) = asks.next_if(|a| a.row as usize == row) {
-                    answers.push(stage.answer(ask, batch, segment, position, memory, top));
+                    answers.push(stage.answer(ask, batch, segment, position, state, top));
                 }
             });
         }
@@ -308,7 +342,7 @@ impl Stage for ScriptedStage {
             }
             for (row, verified) in mine.enumerate() {
                 if row + 1 == rows {
-                    self.slots[slot.0 as usize] = verified.memory;
+                    self.slots[slot.0 as usize].state = verified.state;
                 }
                 if row >= rows {
                     self.pools.iter_mut().zip(verified.cells).for_each(|(p, cell)| p.cells[cell] = DEAD);
@@ -323,7 +357,7 @@ impl Stage for ScriptedStage {
             return Err(DeviceError::Unsupported { device: "scripted".into(), what: "no draft head".into() });
         }
         let InFlight { batch, drafted, .. } = work;
-        batch.check(self.pools.len()).map_err(DeviceError::Batch)?;
+        self.check(batch)?;
         if batch.drafts.len() != batch.segments.len() || !batch.drafts.is_sorted_by(|a, b| a >= b) {
             return Err(DeviceError::Batch("the most drafts come first".into()));
         }

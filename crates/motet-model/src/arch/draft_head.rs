@@ -6,14 +6,17 @@
 //! token at p + 1; its own hidden row, g, takes h's place when it goes on. An entry lives at the position of the token it
 //! consumes, so entry 0 does not exist and a page never depends on a token beyond it.
 //!
-//! The head is *fed* with every row of the trunk: keys and values of u, no more. Only drafting runs the layer.
+//! The head is *fed* with every row of the trunk that comes before a row for which it drafts: keys and values of u, no
+//! more. Until then a session remembers the last hidden rows. Only drafting runs the layer.
 
 use super::blocks::Sizes;
+use crate::batch::RECENT;
 use crate::builder::Builder;
 use crate::header::ModelError;
 use crate::program::*;
 
-/// The trunk's program, complete in `b`, with the head behind it; `None` if the file holds none.
+/// The trunk's program, complete in `b`, with the head behind it; `None` if the file holds none. Of several MTP layers the
+/// first is the head: it goes on with its own hidden rows, and the others are left out.
 ///
 /// `remember` writes the keys and values of normed rows, `layer` runs the head's layer on the residual stream.
 pub(super) fn with_draft_head(
@@ -28,13 +31,14 @@ pub(super) fn with_draft_head(
     let (p, d) = (format!("blk.{}", sizes.layers), sizes.d_model);
     let residual = b.residual();
 
-    b.at(Place::Feed);
-    let [hidden, before, u, normed] =
-        ["hidden", "hidden before", "u", "normed"].map(|name| b.buffer(name, d));
+    b.at(Place::Keep);
+    let [hidden, u, normed] = ["hidden", "u", "normed"].map(|name| b.buffer(name, d));
     b.norm("output_norm.weight", residual, sizes.eps, hidden)?;
-    let state = b.state(sizes.layers, StateKind::Row { width: d });
-    b.push(Op::Previous { x: hidden, state, out: before });
-    join(&mut b, sizes, before, u)?;
+    let state = b.state(sizes.layers, StateKind::Recent { rows: RECENT, width: d });
+    b.push(Op::Keep { x: hidden, state });
+
+    b.at(Place::Feed);
+    join(&mut b, sizes, residual, u)?;
     b.norm(&format!("{p}.attn_norm.weight"), u, sizes.eps, normed)?;
     remember(&mut b, normed)?;
 
