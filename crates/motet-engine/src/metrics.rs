@@ -154,7 +154,8 @@ pub struct MetricsSnapshot {
     pub step_seconds: Histogram,
     /// Histogram `time_to_first_token_seconds`.
     pub time_to_first_token: Histogram,
-    /// Histogram `inter_token_latency_seconds`.
+    /// Histogram `inter_token_latency_seconds`: between two steps that brought tokens of an answer, once however many
+    /// came, as vLLM counts it: what a reader waits for. By tokens counts `time_per_output_token`.
     pub inter_token_latency: Histogram,
     /// Histogram `request_time_per_output_token_seconds`.
     pub time_per_output_token: Histogram,
@@ -269,9 +270,9 @@ impl MetricsSnapshot {
         self.prompt_tokens_computed += new_in_prompt as u64;
     }
 
-    /// A token was chosen.
-    pub(crate) fn token(&mut self, times: &mut Times, arrived: Duration, now: Duration) {
-        self.generation_tokens += 1;
+    /// A step has chosen `tokens` tokens of an answer, the first or the next ones.
+    pub(crate) fn chosen(&mut self, tokens: usize, times: &mut Times, arrived: Duration, now: Duration) {
+        self.generation_tokens += tokens as u64;
         match times.first_token {
             None => {
                 times.first_token = Some(now);

@@ -348,17 +348,14 @@ impl Scheduler {
             let mine;
             (mine, answers) = answers.split_at(answers.partition_point(|a| a.row < segment.rows.end));
             self.session_mut(slot).drafts.clear();
-            if work.faults.contains(&(i as u32)) {
-                if verifies {
-                    // It may be the row of a draft that would have been refused.
-                    self.go_on_without_drafts(slot, metrics);
-                } else {
-                    let error = StreamError::NonFinite { position: segment.first_position as usize };
-                    self.fail(slot, error, metrics);
-                }
+            let fault = work.faults.iter().find(|fault| fault.segment as usize == i);
+            let sound = fault.map_or(segment.rows.len(), |fault| (fault.row - segment.rows.start) as usize);
+            let (kept, end) = self.publish(segment, mine, sound, work, now, metrics);
+            if kept > sound {
+                let position = segment.first_position as usize + sound;
+                self.fail(slot, StreamError::NonFinite { position }, metrics);
                 continue;
             }
-            let (kept, end) = self.publish(segment, mine, work, now, metrics);
             if verifies {
                 self.kept.push((slot, kept));
                 self.learn(slot, segment.rows.len() - 1, kept - 1, end.is_some(), metrics);
@@ -373,45 +370,57 @@ impl Scheduler {
         }
     }
 
-    /// Publishes what the rows of a session answered, and says how many of its rows are kept and whether the answer
-    /// ends. A row behind a draft counts only if the row before chose that draft.
+    /// Publishes what the first `sound` rows of a session answered, and says how many of its rows are kept and whether
+    /// the answer ends. A row behind a draft counts only if the row before chose that draft; what such a row holds that
+    /// does not count is nobody's.
     fn publish(
         &mut self,
         segment: &Segment,
         answers: &[Answer],
+        sound: usize,
         work: &InFlight,
         now: Duration,
         metrics: &mut MetricsSnapshot,
     ) -> (usize, Option<FinishReason>) {
         let session = self.running[segment.slot.0 as usize].as_mut().expect("a running session");
         let tokens = work.batch.segment_tokens(segment);
-        for answer in answers {
-            let row = (answer.row - segment.rows.start) as usize;
-            let position = segment.first_position as usize + row;
-            if session.task.digests {
-                session.sender.row(position, answer.digest);
-            }
-            let top = &work.top[answer.top.start as usize..answer.top.end as usize];
-            let token = Token::new(answer.token, answer.logprob);
-            let ask = work.batch.asks.binary_search_by_key(&answer.row, |a| a.row);
-            match ask.map(|i| &work.batch.asks[i].want) {
-                Ok(Want::Score { .. }) => {
-                    if session.scores().contains(&position) {
-                        session.scored += 1;
-                        session.sender.prompt(token, top);
+        let before = session.generated;
+        let outcome = 'rows: {
+            for answer in answers {
+                let row = (answer.row - segment.rows.start) as usize;
+                if row >= sound {
+                    break;
+                }
+                let position = segment.first_position as usize + row;
+                if session.task.digests {
+                    session.sender.row(position, answer.digest);
+                }
+                let top = &work.top[answer.top.start as usize..answer.top.end as usize];
+                let token = Token::new(answer.token, answer.logprob);
+                let ask = work.batch.asks.binary_search_by_key(&answer.row, |a| a.row);
+                match ask.map(|i| &work.batch.asks[i].want) {
+                    Ok(Want::Score { .. }) => {
+                        if session.scores().contains(&position) {
+                            session.scored += 1;
+                            session.sender.prompt(token, top);
+                        }
+                    }
+                    _ => {
+                        let end = session.take(token, top);
+                        if end.is_some() || tokens.get(row + 1) != Some(&answer.token) {
+                            break 'rows (row + 1, end);
+                        }
                     }
                 }
-                _ => {
-                    metrics.token(&mut session.times, session.task.arrived, now);
-                    let end = session.take(token, top);
-                    if end.is_some() || tokens.get(row + 1) != Some(&answer.token) {
-                        return (row + 1, end);
-                    }
-                }
             }
+            let read_only = session.task.answer == 0 && session.read + tokens.len() == session.tokens.len();
+            (tokens.len(), read_only.then_some(FinishReason::Length))
+        };
+        let chosen = session.generated - before;
+        if chosen > 0 {
+            metrics.chosen(chosen, &mut session.times, session.task.arrived, now);
         }
-        let read_only = session.task.answer == 0 && session.read + tokens.len() == session.tokens.len();
-        (tokens.len(), read_only.then_some(FinishReason::Length))
+        outcome
     }
 
     /// The next `rows` rows of a session have been run: pages are sealed, state is saved at a border, forks set out.

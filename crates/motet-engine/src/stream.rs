@@ -98,7 +98,7 @@ pub enum StreamError {
     #[error("the engine was closed")]
     EngineClosed,
     /// A hidden row or a logit was not a number or infinite.
-    #[error("the network produced a value that is not finite at or after position {position}")]
+    #[error("the network produced a value that is not finite at position {position}")]
     NonFinite {
         /// First position of the rows in that step.
         position: usize,

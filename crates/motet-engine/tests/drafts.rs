@@ -41,6 +41,10 @@ fn four_right_drafts_make_five_tokens_a_step() {
     assert_eq!((metrics.num_drafts, metrics.num_draft_tokens, metrics.num_accepted_tokens), (20, 80, 80));
     assert_eq!(metrics.accepted_per_position[..5], [20, 20, 20, 20, 0]);
     assert_eq!(metrics.generation_tokens, 101);
+    // A reader waited 20 times for 12.5 ms each and got five tokens each time.
+    assert_eq!(metrics.inter_token_latency.count(), 20);
+    assert!((metrics.inter_token_latency.sum - 20.0 * 0.0125).abs() < 1e-9);
+    assert!((metrics.time_per_output_token.sum - 0.0025).abs() < 1e-9);
 }
 
 #[test]
@@ -108,16 +112,68 @@ fn every_row_is_that_of_the_run_without_drafts() {
     }
 }
 
+/// With a head that is right twice and then wrong, three rows of five count.
 #[test]
-fn a_row_that_is_not_finite_behind_a_draft_is_run_again_without_drafts() {
-    let mut rig = rig(SKETCHES[2], round(usize::MAX), Drafts::Exactly(4));
-    let expected = rig.expected(&rounds(Some(200)));
-    let mut stream = rig.engine.submit(rounds(Some(200))).unwrap();
-    rig.turns(5);
-    rig.control.fault_next(0);
-    rig.run();
-    assert_same(&answers(&mut stream)[0], &expected[0], "");
-    assert_eq!(rig.engine.metrics().num_drafts, 4);
+fn a_row_that_is_not_finite_counts_where_it_would_without_drafts() {
+    for sketch in [SKETCHES[2], SKETCHES[3]] {
+        let broken_from = |row| {
+            let sketch = Sketch { head: true, ..sketch };
+            let options = Options { drafts: Drafts::Exactly(4), ..options(4, 1024) };
+            let agree = |_: &_, depth, _| depth < 2;
+            let mut rig = Rig::with_head(sketch, random(1_000_000), &options, agree);
+            let ask = || Request { max_tokens: Some(61), ..request(vec![1, 2, 3], 1) };
+            let expected = rig.expected(&ask()).remove(0);
+            let mut stream = rig.engine.submit(ask()).unwrap();
+            rig.turns(6);
+            for _ in 0..10 {
+                rig.control.fault_next(0, row);
+            }
+            rig.run();
+            assert!(rig.driver.at_rest());
+            (answers(&mut stream).remove(0), expected)
+        };
+        for behind in [3, 4] {
+            let (said, expected) = broken_from(behind);
+            assert_same(&said, &expected, &format!("{sketch:?}, broken from row {behind}"));
+        }
+        for (counts, position) in [(0, 18), (1, 19), (2, 20)] {
+            let (said, expected) = broken_from(counts);
+            let error = format!("the network produced a value that is not finite at position {position}");
+            assert_eq!(said.error, Some(error), "{sketch:?}, broken from row {counts}");
+            // As without drafts: what was chosen before has been published.
+            assert_eq!(said.tokens, expected.tokens[..position - 2]);
+        }
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_behind_an_end_token_is_nobodys() {
+    let mut ends = 0;
+    for seed in 0..40 {
+        let sketch = Sketch { head: true, ..SKETCHES[2] };
+        let options = Options { drafts: Drafts::Exactly(4), ..options(4, 1024) };
+        let mut rig = Rig::with_head(sketch, random(4), &options, |_, _, _| true);
+        let ask = || Request { max_tokens: Some(50), ..request(vec![1, 2, 3], seed) };
+        let expected = rig.expected(&ask()).remove(0);
+        let length = expected.tokens.len();
+        if !(1..=4).contains(&length) {
+            continue;
+        }
+        ends += 1;
+        // The drafts are the rest of the answer and the end token, whose row is broken.
+        for (row, sound) in [(length as u32, true), (length as u32 - 1, false)] {
+            let mut stream = rig.engine.submit(ask()).unwrap();
+            rig.turns(1);
+            rig.control.fault_next(0, row);
+            rig.run();
+            let said = answers(&mut stream).remove(0);
+            match sound {
+                true => assert_same(&said, &expected, &format!("seed {seed}")),
+                false => assert!(said.error.is_some() && said.tokens == expected.tokens, "seed {seed}"),
+            }
+        }
+    }
+    assert!(ends > 10, "{ends} answers of the right length");
 }
 
 #[test]

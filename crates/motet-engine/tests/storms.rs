@@ -157,7 +157,7 @@ fn storm(mut sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
             }
             6 if weather == Weather::Failing && rng.chance(2) => match rng.range(0, 3) {
                 0 => rig.control.panic_next(),
-                1 => rig.control.fault_next(rng.range(0, 3) as u32),
+                1 => rig.control.fault_next(rng.range(0, 3) as u32, rng.range(0, 6) as u32),
                 _ => rig.control.fail_commit_next(),
             },
             _ => {

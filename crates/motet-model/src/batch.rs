@@ -347,6 +347,16 @@ pub struct Answer {
     pub digest: u64,
 }
 
+/// A row whose hidden values or logits are not finite: it has no answer, and neither have the rows behind it in its
+/// segment a meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fault {
+    /// The number of the segment in the batch.
+    pub segment: u32,
+    /// The row in the batch.
+    pub row: u32,
+}
+
 /// A batch on its way through the stages, with what travels with it.
 #[derive(Debug, Default)]
 pub struct InFlight {
@@ -354,13 +364,12 @@ pub struct InFlight {
     pub batch: Batch,
     /// The residual stream, `[rows, d_model]`: the hand-off from stage to stage.
     pub hidden: Vec<f32>,
-    /// One answer per ask, in their order, once the last stage is done.
+    /// One answer per ask, in their order, once the last stage is done; none for rows that are not finite.
     pub answers: Vec<Answer>,
     /// (token, log-probability) of the answers' top lists.
     pub top: Vec<(u32, f32)>,
-    /// Segments with a non-finite hidden row or logit; their sessions end with an error. Rows behind a draft that was
-    /// not chosen don't count.
-    pub faults: Vec<u32>,
+    /// The segments with a row that is not finite, ascending, each with the first such row.
+    pub faults: Vec<Fault>,
     /// What `Stage::draft` drafted, segment after segment, `Batch::drafts` tokens each.
     pub drafted: Vec<u32>,
 }

@@ -150,7 +150,11 @@ fn write_engine(scrape: &mut Scrape, of: &MetricsSnapshot) {
         ("vllm:request_num_preemptions", "Times a session stepped back.", &of.request_num_preemptions),
         ("vllm:iteration_tokens_total", "Rows of a step.", &of.iteration_tokens),
         ("vllm:time_to_first_token_seconds", "From arrival to the first token.", &of.time_to_first_token),
-        ("vllm:inter_token_latency_seconds", "Between two tokens of an answer.", &of.inter_token_latency),
+        (
+            "vllm:inter_token_latency_seconds",
+            "Between two steps with tokens of an answer.",
+            &of.inter_token_latency,
+        ),
         (
             "vllm:request_time_per_output_token_seconds",
             "Mean time between the tokens of an answer.",

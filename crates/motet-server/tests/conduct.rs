@@ -172,7 +172,7 @@ async fn an_engine_that_fails_ends_the_answer_with_an_error_and_goes_on() {
             if code == "device_failed" {
                 control.panic_next()
             } else {
-                control.fault_next(0)
+                control.fault_next(0, 0)
             }
             let response =
                 post(server.address, CHAT, &endless(json!({"stream": stream, "max_tokens": 5}))).await;

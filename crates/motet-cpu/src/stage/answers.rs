@@ -1,12 +1,12 @@
 //! From hidden rows to answers: the rows that were asked for, a slice at a time, through the head and to the sampler.
 //!
 //! Only `logit_rows` rows of logits exist at once; each is consumed before the next slice is computed. A row with
-//! logits that are not finite makes its segment a fault and gets no answer.
+//! logits that are not finite is a fault of its segment and gets no answer.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use motet_model::batch::{Answer, Ask, Batch, Commit, InFlight, Sampling, Seen, Segment, Want};
+use motet_model::batch::{Answer, Ask, Batch, Commit, Fault, InFlight, Sampling, Seen, Want};
 use motet_model::device::Observer;
 use motet_model::program::Op;
 
@@ -16,7 +16,6 @@ use super::run::Run;
 use super::{CpuStage, Head, Machine};
 use crate::isa::Isa;
 use crate::pool::WorkerPanic;
-use crate::rows::elementwise::is_finite;
 use crate::sampling::{LogNormaliser, NonFiniteLogits, Settings, digest, most_likely, pick, scratch_len};
 use crate::worker_scratch::WorkerScratch;
 use crate::workspace::Buffers;
@@ -74,8 +73,11 @@ impl CpuStage {
                     answers.push(answer);
                 }
                 Err(NonFiniteLogits) => {
-                    let of_row = |s: &Segment| s.rows.contains(&ask.row);
-                    faults.extend(batch.segments.iter().position(of_row).map(|segment| segment as u32));
+                    let segment = batch.segments.partition_point(|s| s.rows.end <= ask.row) as u32;
+                    match faults.iter_mut().find(|fault| fault.segment == segment) {
+                        Some(fault) => fault.row = fault.row.min(ask.row),
+                        None => faults.push(Fault { segment, row: ask.row }),
+                    }
                 }
             }
         })?;
@@ -83,47 +85,7 @@ impl CpuStage {
         // Threads finish in any order.
         work.answers[answered..].sort_unstable_by_key(|answer| answer.row);
         work.faults.sort_unstable();
-        work.faults.dedup();
         Ok(())
-    }
-
-    /// Takes back the faults of rows behind a draft that was not chosen: nobody looks at such a row, and no session ends
-    /// because of it. An answer that is missing there is made up.
-    pub(super) fn pardon(&self, work: &mut InFlight) {
-        let InFlight { batch, hidden, answers, faults, .. } = work;
-        let known = answers.len();
-        faults.retain(|&number| {
-            let segment = &batch.segments[number as usize];
-            let counts =
-                segment.commit == Commit::All || self.fault_counts(batch, hidden, &answers[..known], segment);
-            if !counts {
-                let asks = batch.asks.iter().filter(|ask| segment.rows.contains(&ask.row));
-                for ask in asks {
-                    if answer_of(&answers[..known], ask.row).is_none() {
-                        let (row, token, logprob, top, digest) = (ask.row, 0, f32::NAN, 0..0, 0);
-                        answers.push(Answer { row, token, logprob, top, digest });
-                    }
-                }
-            }
-            counts
-        });
-        answers.sort_unstable_by_key(|answer| answer.row);
-    }
-
-    /// Whether the first row of the segment that is not finite comes before the first draft that was not chosen.
-    fn fault_counts(&self, batch: &Batch, hidden: &[f32], answers: &[Answer], segment: &Segment) -> bool {
-        let drafts = batch.segment_tokens(segment)[1..].iter().map(Some).chain([None]);
-        for (row, draft) in segment.rows.clone().zip(drafts) {
-            let finite = is_finite(self.machine.isa, &hidden[row as usize * self.d_model..][..self.d_model]);
-            let asked = batch.asks.iter().any(|ask| ask.row == row);
-            match answer_of(answers, row) {
-                _ if !finite => return true,
-                None if asked => return true,
-                Some(answer) if draft.is_some_and(|&draft| draft != answer.token) => return false,
-                _ => {}
-            }
-        }
-        true
     }
 
     /// Leaves the logits of some hidden rows, at most `logit_rows`, in the workspace and shows each to the observer:
@@ -171,11 +133,6 @@ impl CpuStage {
         }
         Ok(())
     }
-}
-
-/// The answer to a row's question, if it has one.
-fn answer_of(answers: &[Answer], row: u32) -> Option<&Answer> {
-    answers.binary_search_by_key(&row, |answer| answer.row).ok().map(|at| &answers[at])
 }
 
 /// One row's answer without its top list, and how long that is.

@@ -19,7 +19,7 @@ mod sizes;
 mod stateful;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use motet_model::batch::{Batch, Commit, InFlight, Segment as BatchSegment, Slot};
+use motet_model::batch::{Batch, Commit, Fault, InFlight, Segment as BatchSegment, Slot};
 use motet_model::device::{DeviceError, Limits, Observer, Stage};
 use motet_model::layout::WorkspaceLayout;
 use motet_model::network::Network;
@@ -248,12 +248,15 @@ impl CpuStage {
         if self.draft.is_some() { batch.fed_rows().max(batch.rows()) } else { batch.rows() }
     }
 
-    /// Marks the segments of which a row is not finite.
+    /// Marks the first hidden row of each segment that is not finite.
     fn find_faults(&self, work: &mut InFlight) {
+        let (d, isa) = (self.d_model, self.machine.isa);
         for (i, segment) in work.batch.segments.iter().enumerate() {
-            let rows = segment.rows.start as usize * self.d_model..segment.rows.end as usize * self.d_model;
-            if !is_finite(self.machine.isa, &work.hidden[rows]) {
-                work.faults.push(i as u32);
+            let hidden = &work.hidden[segment.rows.start as usize * d..segment.rows.end as usize * d];
+            if !is_finite(isa, hidden) {
+                let broken =
+                    hidden.chunks_exact(d).zip(segment.rows.clone()).find(|(x, _)| !is_finite(isa, x));
+                work.faults.extend(broken.map(|(_, row)| Fault { segment: i as u32, row }));
             }
         }
     }
@@ -288,7 +291,6 @@ impl Stage for CpuStage {
         self.find_faults(work);
         if self.output.is_some() {
             self.answer(work).map_err(panicked)?;
-            self.pardon(work);
         }
         self.keep_rows(work).map_err(panicked)
     }

@@ -17,7 +17,7 @@ pub struct Control {
 
 pub(super) enum Trouble {
     Panic,
-    Fault(u32),
+    Fault { segment: u32, row: u32 },
     Stall(Duration),
     Commit,
 }
@@ -28,9 +28,10 @@ impl Control {
         self.troubles.lock().push_back(Trouble::Panic);
     }
 
-    /// In the next step, the rows of the segment with this number (or the last) are not finite.
-    pub fn fault_next(&self, segment: u32) {
-        self.troubles.lock().push_back(Trouble::Fault(segment));
+    /// In the next step, the rows of the segment with this number (or the last) are not finite, from its row `row` (or
+    /// the last) on.
+    pub fn fault_next(&self, segment: u32, row: u32) {
+        self.troubles.lock().push_back(Trouble::Fault { segment, row });
     }
 
     /// The next time that rows with drafts are kept, it fails and leaves garbage behind.

@@ -7,7 +7,7 @@ use super::arithmetic::{
 use super::control::Trouble;
 use super::{Pace, Script, Scripted, Sketch, Solo};
 use motet_model::batch::{
-    Answer, Ask, Batch, Commit, MAX_POOLS, NO_PAGE, RECENT, Sampling, Seen, Segment, StateOp, Want,
+    Answer, Ask, Batch, Commit, Fault, MAX_POOLS, NO_PAGE, RECENT, Sampling, Seen, Segment, StateOp, Want,
 };
 use motet_model::device::Observer;
 use motet_model::program::StateKind;
@@ -279,13 +279,24 @@ impl ScriptedStage {
             }
         }
         for segment in &batch.segments {
-            self.slots[segment.slot.0 as usize] = LOST;
-            let first = segment.first_position as usize;
+            self.spoil(batch, segment, 0);
+        }
+    }
+
+    /// Leaves garbage in the segment's rows from its row `from` on, and in what its session remembers behind them.
+    fn spoil(&mut self, batch: &Batch, segment: &Segment, from: u32) {
+        let memory = &mut self.slots[segment.slot.0 as usize];
+        if segment.commit == Commit::All || from == 0 {
+            *memory = LOST;
+        }
+        let mine = self.verified.iter_mut().filter(|v| v.slot == segment.slot);
+        mine.skip(from as usize).for_each(|verified| verified.state = LOST.state);
+        let first = segment.first_position as usize;
+        for position in first + from as usize..first + segment.rows.len() {
+            memory.recent[position % RECENT] = LOST.recent[0];
             for (p, pool) in self.pools.iter_mut().enumerate() {
-                for position in first..first + segment.rows.len() {
-                    let page = batch.table(segment, p)[position / PAGE] as usize;
-                    pool.cells[page * PAGE + position % PAGE] = GARBAGE;
-                }
+                let page = batch.table(segment, p)[position / PAGE] as usize;
+                pool.cells[page * PAGE + position % PAGE] = GARBAGE;
             }
         }
     }
@@ -324,8 +335,13 @@ impl Stage for ScriptedStage {
                 }
             });
         }
-        if let Some(Trouble::Fault(segment)) = trouble {
-            faults.push(segment.min(batch.segments.len() as u32 - 1));
+        if let Some(Trouble::Fault { segment, row }) = trouble {
+            let number = (segment as usize).min(batch.segments.len() - 1);
+            let segment = &batch.segments[number];
+            let row = segment.rows.start.saturating_add(row).min(segment.rows.end - 1);
+            answers.retain(|answer| !(row..segment.rows.end).contains(&answer.row));
+            self.spoil(batch, segment, row - segment.rows.start);
+            faults.push(Fault { segment: number as u32, row });
         }
         Ok(())
     }
