@@ -4,6 +4,7 @@
 //! on the engine's own thread, which turns one wheel: draft, fill a batch, run it, settle it; and sleeps when there is
 //! nothing to run. A watchdog on a thread of its own looks at it from outside.
 
+use crate::agreement::FallenOut;
 use crate::clock::{Clock, RealClock};
 use crate::drafts::{Drafter, Head, LookUp};
 use crate::metrics::MetricsSnapshot;
@@ -53,7 +54,12 @@ struct Shared {
     metrics: Mutex<MetricsSnapshot>,
     /// Why the engine could not start.
     failure: Mutex<Option<DeviceError>>,
+    /// Who is told when drafts stop agreeing.
+    listener: Mutex<Option<Listener>>,
 }
+
+/// What is called when drafts stop agreeing.
+type Listener = Box<dyn Fn(&FallenOut) + Send>;
 
 struct Owner {
     shared: Arc<Shared>,
@@ -158,6 +164,12 @@ impl Engine {
         self.shared.metrics.lock().clone()
     }
 
+    /// From now on calls `tell` each time that drafts stop agreeing with the network: on the engine's thread between two
+    /// steps, so it must be quick and must not block.
+    pub fn on_fallen_out(&self, tell: impl Fn(&FallenOut) + Send + 'static) {
+        *self.shared.listener.lock() = Some(Box::new(tell));
+    }
+
     /// Whether it takes requests and makes progress.
     pub fn health(&self) -> Health {
         self.shared.queue.health()
@@ -232,6 +244,7 @@ impl Shared {
             queue: Queue::new(plan.options.queue),
             metrics: Mutex::new(MetricsSnapshot::new(plan.context, plan.blocks, plan.limits.batch.drafts)),
             failure: Mutex::new(None),
+            listener: Mutex::new(None),
             plan,
         }
     }
@@ -347,20 +360,32 @@ impl Driver {
         let done = self.stage.step(&mut self.work);
         let now = clock.now();
         queue.busy(now);
+        self.settle(done, now, (begun, turned + drafting));
+        if let Some(fallen_out) = self.scheduler.take_fallen_out()
+            && let Some(tell) = &*shared.listener.lock()
+        {
+            tell(&fallen_out);
+        }
+        Turn::Ran
+    }
+
+    /// Takes what came of a step that ended `now`. It began at the first of `since`; the second is when the turn began,
+    /// drafting left out.
+    fn settle(&mut self, done: Result<(), DeviceError>, now: Duration, since: (Duration, Duration)) {
+        let shared = self.shared.clone();
         let metrics = &mut shared.metrics.lock();
         match done {
             Ok(()) => {
-                self.scheduler.settle(&self.work, now.saturating_sub(begun), now, metrics);
+                self.scheduler.settle(&self.work, now.saturating_sub(since.0), now, metrics);
                 if self.stage.commit(self.scheduler.kept()).is_err() {
                     self.scheduler.commit_failed(metrics);
                 }
                 let rows = self.work.batch.rows();
-                self.scheduler.turned(rows, clock.now().saturating_sub(turned + drafting));
+                self.scheduler.turned(rows, shared.clock.now().saturating_sub(since.1));
             }
             Err(error) => self.scheduler.step_failed(&self.work, &error.to_string(), metrics),
         }
-        self.scheduler.measure(queue, metrics);
-        Turn::Ran
+        self.scheduler.measure(&shared.queue, metrics);
     }
 
     /// Gives drafts to the sessions that want some, and says how long that took. If it fails they go without.

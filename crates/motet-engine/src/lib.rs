@@ -6,10 +6,10 @@
 //!
 //! The rooms, in the order data flows: `request` and `stream` (what goes in and comes out), `queue` (the one bounded
 //! queue), `engine` (façade and thread), `watchdog` (whether that thread still gets anywhere), `scheduler` (which rows
-//! run, what their answers mean), `drafts` (what may come next) and `appetite` (how much of it pays), `constraint` (what
-//! may), `session` and `sampling` (one conversation), `prefix`, `pages` and `checkpoints` (what is remembered of whom),
-//! `costs` (how long rows take), `metrics`; and [`plan`], which sizes all of it beforehand, and [`scripted`], a device
-//! to test it on.
+//! run, what their answers mean), `drafts` (what may come next), `appetite` (how much of it pays) and `agreement`
+//! (whether it still comes true), `constraint` (what may come), `session` and `sampling` (one conversation), `prefix`,
+//! `pages` and `checkpoints` (what is remembered of whom), `costs` (how long rows take), `metrics`; and [`plan`], which
+//! sizes all of it beforehand, and [`scripted`], a device to test it on.
 //!
 //! ```
 //! use motet_engine::scripted::{Script, Scripted, Sketch};
@@ -32,6 +32,7 @@ pub mod clock;
 pub mod plan;
 pub mod scripted;
 
+mod agreement;
 mod appetite;
 mod checkpoints;
 mod constraint;
@@ -49,6 +50,7 @@ mod session;
 mod stream;
 mod watchdog;
 
+pub use agreement::FallenOut;
 pub use constraint::{Advance, Constraint, ConstraintMaker};
 pub use drafts::{Drafts, MAX_DRAFTS, UnknownDrafts};
 pub use engine::{Driver, Engine, Health, Turn};

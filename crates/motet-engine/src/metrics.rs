@@ -22,6 +22,7 @@ const REQUEST: &[f64] = &[
 const STEP_TOKENS: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
+const SHARES: &[f64] = &[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 const PREEMPTIONS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
 
 /// Observations by bucket.
@@ -131,6 +132,9 @@ pub struct MetricsSnapshot {
     pub drafted_per_position: [u64; MAX_DRAFTS],
     /// Counter `spec_decode_num_accepted_tokens_per_pos{position}`.
     pub accepted_per_position: [u64; MAX_DRAFTS],
+    /// Counter `motet:drafts_fallen_out`: times that drafts stopped agreeing with the network
+    /// ([`FallenOut`](crate::FallenOut)).
+    pub drafts_fallen_out: u64,
     /// Counter `motet:steps`.
     pub steps: u64,
     /// Counter `motet:failed_steps`.
@@ -148,6 +152,8 @@ pub struct MetricsSnapshot {
     pub request_params_n: Histogram,
     /// Histogram `request_num_preemptions`.
     pub request_num_preemptions: Histogram,
+    /// Histogram `motet:request_draft_acceptance`, 0–1: of the drafts of an answer that had any, those that were chosen.
+    pub draft_acceptance: Histogram,
     /// Histogram `iteration_tokens_total`: rows per step.
     pub iteration_tokens: Histogram,
     /// Histogram `motet:step_seconds`.
@@ -205,6 +211,7 @@ impl MetricsSnapshot {
             num_accepted_tokens: 0,
             drafted_per_position: [0; MAX_DRAFTS],
             accepted_per_position: [0; MAX_DRAFTS],
+            drafts_fallen_out: 0,
             steps: 0,
             failed_steps: 0,
             request_prompt_tokens: tokens.clone(),
@@ -213,6 +220,7 @@ impl MetricsSnapshot {
             request_prefill_kv_computed_tokens: tokens,
             request_params_n: Histogram::new(CHOICES),
             request_num_preemptions: Histogram::new(PREEMPTIONS),
+            draft_acceptance: Histogram::new(SHARES),
             iteration_tokens: Histogram::new(STEP_TOKENS),
             step_seconds: latency.clone(),
             time_to_first_token: Histogram::new(FIRST_TOKEN),
@@ -295,6 +303,9 @@ impl MetricsSnapshot {
         let computed = task.prompt - session.cached.unwrap_or(0);
         self.request_prefill_kv_computed_tokens.observe(computed as f64);
         self.request_num_preemptions.observe(session.preemptions as f64);
+        if session.drafted > 0 {
+            self.draft_acceptance.observe(session.accepted as f64 / session.drafted as f64);
+        }
         self.e2e_latency.time(now.saturating_sub(task.arrived));
         self.inference_time.time(now.saturating_sub(times.started));
         if let Some(first) = times.first_token {

@@ -9,6 +9,7 @@
 mod drafting;
 mod feeding;
 
+use crate::agreement::{Agreement, FallenOut};
 use crate::appetite::{Appetite, Wish};
 use crate::costs::Costs;
 use crate::drafts::Drafts;
@@ -48,6 +49,9 @@ pub(crate) struct Scheduler {
     wishes: Vec<Wish>,
     /// Chooses how many, unless their number is given.
     appetite: Option<Appetite>,
+    agreement: Agreement,
+    /// What `agreement` had to say of the last step.
+    fallen_out: Option<FallenOut>,
     /// Rows of prompts in the last step.
     prompt_rows: usize,
     /// Sessions of the last step that had drafts, and the rows they keep.
@@ -87,6 +91,8 @@ impl Scheduler {
             wishes: Vec::with_capacity(sessions),
             appetite: (plan.options.drafts == Drafts::Auto)
                 .then(|| Appetite::new(sessions, limits.batch.drafts)),
+            agreement: Agreement::default(),
+            fallen_out: None,
             prompt_rows: 0,
             kept: Vec::with_capacity(sessions),
             costs: Costs::default(),
@@ -444,6 +450,10 @@ impl Scheduler {
     fn finish(&mut self, slot: Slot, reason: FinishReason, now: Duration, metrics: &mut MetricsSnapshot) {
         let session = self.remove(slot);
         metrics.finished(&session, reason, now);
+        if let Some(fallen_out) = self.agreement.ended(session.compared, session.agreed) {
+            metrics.drafts_fallen_out += 1;
+            self.fallen_out = Some(fallen_out);
+        }
         let usage = session.usage();
         session.sender.finish(reason, usage);
     }
@@ -528,6 +538,11 @@ impl Scheduler {
     /// The workspace holds so many rows from now on.
     pub(crate) fn set_most_rows(&mut self, rows: usize) {
         self.most_rows = rows;
+    }
+
+    /// That drafts have stopped agreeing, if the last step showed it.
+    pub(crate) fn take_fallen_out(&mut self) -> Option<FallenOut> {
+        self.fallen_out.take()
     }
 
     /// Brings the gauges up to date.

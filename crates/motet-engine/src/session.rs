@@ -59,6 +59,9 @@ pub(crate) struct Session {
     /// Drafts so far, and those that were chosen.
     pub(crate) drafted: usize,
     pub(crate) accepted: usize,
+    /// Steps whose first draft could be compared with what was chosen, and those in which it was.
+    pub(crate) compared: usize,
+    pub(crate) agreed: usize,
     pub(crate) table: Table,
     pub(crate) sender: Sender,
     pub(crate) sampler: Sampler,
@@ -130,6 +133,8 @@ impl Session {
                 chances: Chances::of_session(),
                 drafted: 0,
                 accepted: 0,
+                compared: 0,
+                agreed: 0,
                 table: Table::with_capacity(context),
                 sender,
                 cut: request.cut.as_ref().map(|make| make()),

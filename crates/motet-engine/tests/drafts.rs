@@ -8,7 +8,8 @@ use common::*;
 use motet_engine::clock::Clock;
 use motet_engine::scripted::{Script, Sketch};
 use motet_engine::{Cut, Drafts, FinishReason, Options, Request, Stream};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Says 1 2 3 4 5 1 2 …, whatever was said before, and the end token at position `end`.
 fn round(end: usize) -> Script {
@@ -342,4 +343,46 @@ fn a_prompt_is_read_beside_drafts() {
     rig.turns(61);
     assert_eq!(answers(&mut second)[0].reason, Some(FinishReason::Length));
     assert_eq!(answers(&mut first)[0].reason, None);
+}
+
+/// A head that is right seven times of ten, then never, then again as at first.
+#[test]
+fn a_head_that_stops_agreeing_is_told_once() {
+    let right = Arc::new(AtomicU64::new(7));
+    let agrees = right.clone();
+    let options = Options { drafts: Drafts::Exactly(2), ..options(4, 1024) };
+    let sketch = Sketch { head: true, ..SKETCHES[0] };
+    let agree = move |_: &_, _, random: u64| random % 10 < agrees.load(Ordering::Relaxed);
+    let mut rig = Rig::with_head(sketch, random(1_000_000), &options, agree);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let teller = told.clone();
+    rig.engine.on_fallen_out(move |fallen_out| teller.lock().unwrap().push(*fallen_out));
+    let mut answers = 0;
+    for (chance, rounds, expected) in [(7, 30, 0), (0, 15, 1), (7, 30, 1), (1, 15, 2)] {
+        right.store(chance, Ordering::Relaxed);
+        for _ in 0..rounds {
+            let ask = |i| Request { max_tokens: Some(40), ..request(vec![1, 2, 3], answers + i) };
+            let _streams: Vec<Stream> = (0..4).map(|i| rig.engine.submit(ask(i)).unwrap()).collect();
+            rig.run();
+            answers += 4;
+        }
+        assert_eq!(told.lock().unwrap().len(), expected, "after {answers} answers");
+    }
+    let first = told.lock().unwrap()[0];
+    // What was compared may have begun before.
+    assert!(
+        (first.before - 0.7).abs() < 0.05 && first.now < first.before / 2.0 && first.answers >= 16,
+        "{first:?}"
+    );
+    let metrics = rig.engine.metrics();
+    assert_eq!((metrics.drafts_fallen_out, metrics.draft_acceptance.count()), (2, answers));
+}
+
+#[test]
+fn the_acceptance_of_each_answer_is_counted() {
+    let mut rig = rig(SKETCHES[0], round(usize::MAX), Drafts::Exactly(4));
+    rig.answers(rounds(Some(101)));
+    rig.answers(Request { max_tokens: Some(1), ..rounds(None) });
+    let all = &rig.engine.metrics().draft_acceptance;
+    assert_eq!((all.count(), all.sum, all.counts[10]), (1, 1.0, 1), "an answer without drafts has none");
 }

@@ -134,6 +134,11 @@ fn write_engine(scrape: &mut Scrape, of: &MetricsSnapshot) {
         "position",
         &by_position.collect::<Vec<_>>(),
     );
+    scrape.counter(
+        "motet:drafts_fallen_out",
+        "Times that drafts stopped agreeing with the model.",
+        of.drafts_fallen_out,
+    );
     scrape.counter("motet:steps", "Steps of the engine.", of.steps);
     scrape.counter("motet:failed_steps", "Steps that failed.", of.failed_steps);
 
@@ -165,6 +170,11 @@ fn write_engine(scrape: &mut Scrape, of: &MetricsSnapshot) {
         ("vllm:request_inference_time_seconds", "From the start to the end.", &of.inference_time),
         ("vllm:request_prefill_time_seconds", "From the start to the first token.", &of.prefill_time),
         ("vllm:request_decode_time_seconds", "From the first token to the end.", &of.decode_time),
+        (
+            "motet:request_draft_acceptance",
+            "Drafts of an answer that were chosen, 0 to 1.",
+            &of.draft_acceptance,
+        ),
         ("motet:step_seconds", "A step of the engine.", &of.step_seconds),
     ];
     for (name, help, histogram) in histograms {

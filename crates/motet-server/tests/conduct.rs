@@ -386,6 +386,11 @@ async fn drafts_are_counted_in_the_scrape_and_in_the_usage() {
         ("vllm:spec_decode_num_accepted_tokens_total", 6.0),
         ("vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"}", 3.0),
         ("vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"1\"}", 3.0),
+        // Six of eight in one answer.
+        ("motet:request_draft_acceptance_bucket{le=\"0.7\"}", 0.0),
+        ("motet:request_draft_acceptance_bucket{le=\"0.8\"}", 1.0),
+        ("motet:request_draft_acceptance_sum", 0.75),
+        ("motet:drafts_fallen_out_total", 0.0),
     ] {
         assert_eq!(value(&scrape, sample), expected, "{sample}");
     }

@@ -93,6 +93,7 @@ impl Serve {
         server.run(move || {
             let engine = weights.start(plan, device);
             exit_when_stalled(&engine, self.watchdog);
+            engine.on_fallen_out(|fallen_out| note!("motet: {fallen_out}"));
             engine.wait_until_loaded().map(|()| engine)
         })?;
         Ok(())

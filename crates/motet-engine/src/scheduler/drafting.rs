@@ -115,6 +115,8 @@ impl Scheduler {
         let session = self.session_mut(slot);
         session.drafted += drafts;
         session.accepted += accepted;
+        session.compared += usize::from(tried > 0);
+        session.agreed += usize::from(accepted > 0);
         session.chances.learn(tried, accepted);
         metrics.drafted(drafts, accepted);
         if let Some(appetite) = &mut self.appetite {
