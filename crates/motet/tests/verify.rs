@@ -56,6 +56,26 @@ fn the_built_in_model_passes_with_drafts() {
     }
 }
 
+/// Every kind of network: those that have a draft head use it, for the others drafts are looked up.
+#[test]
+fn every_kind_of_network_passes_with_drafts() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for name in ["llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "glm4moe"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_motet"))
+            .args(["verify", "--drafts", "--budget", "60", "--json", "--model"])
+            .arg(root.join(format!("tests/fixtures/tiny/tiny-{name}-f32.gguf")))
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {errors}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["differing"], 0, "{name}: {errors}");
+        let outcomes = report["outcomes"].as_array().unwrap();
+        let sum = |what: &str| outcomes.iter().map(|o| o[what].as_u64().unwrap()).sum::<u64>();
+        assert!(outcomes.len() > 20 && sum("accepted") > 0, "{name}: {errors}");
+    }
+}
+
 #[test]
 fn no_time_is_no_success() {
     let output =
