@@ -35,6 +35,36 @@ impl Drafts {
     }
 }
 
+/// Why drafts could not be switched. Everything runs on as before.
+#[derive(Debug, thiserror::Error)]
+pub enum DraftsError {
+    /// More than can be drafted.
+    #[error("{0} drafts to a step are too many; at most {MAX_DRAFTS}")]
+    TooMany(usize),
+    /// The network's draft head was not loaded with it, and a session's pages have no room for what it remembers.
+    #[error(
+        "the model's draft head is not loaded; start with drafts (--drafts auto), after which they can be switched off \
+         and on, or take drafts that are looked up"
+    )]
+    HeadNotLoaded,
+    /// The plan has no room for it.
+    #[error("{needed} bytes are needed for {drafts} drafts to a step, {missing} more than the plan leaves")]
+    Memory {
+        /// The drafts asked for.
+        drafts: usize,
+        /// Bytes that they take beyond what there is.
+        needed: u64,
+        /// Bytes that are missing.
+        missing: u64,
+    },
+    /// The system had no memory, or the device can't.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The engine is closed.
+    #[error("the engine is closed")]
+    Closed,
+}
+
 /// Not a number of drafts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown number of drafts {found:?}: expected off, auto or 0 to {MAX_DRAFTS}")]
@@ -69,7 +99,8 @@ impl fmt::Display for Drafts {
 /// Proposes tokens.
 pub(crate) trait Drafter: Send {
     /// `work.batch` is laid out for [`Stage::draft`]: a row for each session that wants drafts, and how many at most.
-    /// Leaves them in [`InFlight::drafted`], and in [`Batch::drafts`](motet_model::Batch) how many there are.
+    /// Leaves them in [`InFlight::drafted`], and in [`Batch::drafts`](motet_model::Batch) how many there are; and takes
+    /// [`Segment::feed`](motet_model::Segment) away where it does not feed the network's head.
     /// `tokens` are a session's own, the row's included.
     ///
     /// # Errors
@@ -106,7 +137,9 @@ impl Drafter for LookUp {
         _stage: &mut dyn Stage,
         tokens: &dyn Fn(Slot) -> &'t [u32],
     ) -> Result<(), DeviceError> {
-        for (segment, drafts) in work.batch.segments.iter().zip(&mut work.batch.drafts) {
+        for (segment, drafts) in work.batch.segments.iter_mut().zip(&mut work.batch.drafts) {
+            // A head that is loaded as well got nothing.
+            segment.feed = None;
             let before = work.drafted.len();
             continuation(tokens(segment.slot), *drafts as usize, &mut work.drafted);
             *drafts = (work.drafted.len() - before) as u32;

@@ -2,11 +2,14 @@
 //!
 //! A handle only puts requests into the bounded queue, reads counters and asks for the end. Everything else happens
 //! on the engine's own thread, which turns one wheel: draft, fill a batch, run it, settle it; and sleeps when there is
-//! nothing to run. A watchdog on a thread of its own looks at it from outside.
+//! nothing to run. [`switching`] changes how it drafts while it runs. A watchdog on a thread of its own looks at it from
+//! outside.
+
+mod switching;
 
 use crate::agreement::FallenOut;
 use crate::clock::{Clock, RealClock};
-use crate::drafts::{Drafter, Head, LookUp};
+use crate::drafts::Drafter;
 use crate::metrics::MetricsSnapshot;
 use crate::plan::{Plan, Workspace};
 use crate::queue::{Queue, Waiting};
@@ -18,8 +21,10 @@ use motet_model::{DeviceError, InFlight, PAGE, Stage};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use switching::{Order, drafter};
 
 /// How the engine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +61,8 @@ struct Shared {
     failure: Mutex<Option<DeviceError>>,
     /// Who is told when drafts stop agreeing.
     listener: Mutex<Option<Listener>>,
+    /// What the thread shall change between two steps.
+    orders: Sender<Order>,
 }
 
 /// What is called when drafts stop agreeing.
@@ -81,12 +88,13 @@ impl Engine {
         clock: Arc<dyn Clock>,
         open: impl FnOnce() -> Result<Box<dyn Stage>, DeviceError> + Send + 'static,
     ) -> Self {
-        let shared = Arc::new(Shared::new(plan, clock));
+        let (orders, taken) = channel();
+        let shared = Arc::new(Shared::new(plan, clock, orders));
         let of_thread = shared.clone();
         let body = move || {
             // Whatever happens to this thread, nobody waits for it in vain.
             let _gone = GoneOnDrop(of_thread.clone());
-            match open().and_then(|stage| Driver::new(of_thread.clone(), stage)) {
+            match open().and_then(|stage| Driver::new(of_thread.clone(), stage, taken)) {
                 Ok(mut driver) => driver.run(),
                 Err(error) => of_thread.fail_to_start(error),
             }
@@ -113,8 +121,9 @@ impl Engine {
         clock: Arc<dyn Clock>,
         stage: Box<dyn Stage>,
     ) -> Result<(Self, Driver), DeviceError> {
-        let shared = Arc::new(Shared::new(plan, clock));
-        let driver = Driver::new(shared.clone(), stage)?;
+        let (orders, taken) = channel();
+        let shared = Arc::new(Shared::new(plan, clock, orders));
+        let driver = Driver::new(shared.clone(), stage, taken)?;
         let _owner = Arc::new(Owner { shared: shared.clone(), thread: Mutex::new(None) });
         Ok((Self { shared, _owner }, driver))
     }
@@ -231,7 +240,7 @@ fn thread(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHa
 }
 
 impl Shared {
-    fn new(plan: Plan, clock: Arc<dyn Clock>) -> Self {
+    fn new(plan: Plan, clock: Arc<dyn Clock>, orders: Sender<Order>) -> Self {
         let limits = EngineLimits {
             context: plan.context,
             sessions: plan.sessions,
@@ -245,6 +254,7 @@ impl Shared {
             metrics: Mutex::new(MetricsSnapshot::new(plan.context, plan.blocks, plan.limits.batch.drafts)),
             failure: Mutex::new(None),
             listener: Mutex::new(None),
+            orders,
             plan,
         }
     }
@@ -293,6 +303,9 @@ pub struct Driver {
     scheduler: Scheduler,
     stage: Box<dyn Stage>,
     drafter: Option<Box<dyn Drafter>>,
+    orders: Receiver<Order>,
+    /// Drafts to a session and step that there is room for, and bytes taken for them beside the plan.
+    room: (usize, u64),
     work: InFlight,
     /// Rows that the stage's workspace holds.
     reserved: usize,
@@ -301,18 +314,15 @@ pub struct Driver {
 }
 
 impl Driver {
-    fn new(shared: Arc<Shared>, stage: Box<dyn Stage>) -> Result<Self, DeviceError> {
+    fn new(shared: Arc<Shared>, stage: Box<dyn Stage>, orders: Receiver<Order>) -> Result<Self, DeviceError> {
         let plan = &shared.plan;
         let (scheduler, work) =
             (Scheduler::new(plan), InFlight::with_capacity(&plan.limits.batch, plan.d_model));
         let at_start = plan.options.workspace == Workspace::AtStart;
-        let ceiling = plan.rows;
-        let drafter: Option<Box<dyn Drafter>> = match plan.limits.batch.drafts {
-            0 => None,
-            _ if plan.limits.draft_head => Some(Box::new(Head)),
-            _ => Some(Box::new(LookUp)),
-        };
-        let mut driver = Self { scheduler, stage, drafter, work, reserved: 0, ceiling, shared };
+        let (ceiling, drafts) = (plan.rows, plan.limits.batch.drafts);
+        let drafter = drafter(drafts, plan.limits.draft_head);
+        let room = (drafts, 0);
+        let mut driver = Self { scheduler, stage, drafter, orders, room, work, reserved: 0, ceiling, shared };
         if at_start {
             driver.reserve(driver.shared.plan.rows)?;
         }
@@ -338,6 +348,7 @@ impl Driver {
             self.close();
             return Turn::Closed;
         }
+        self.take_orders();
         self.grow_workspace();
         self.work.clear();
         let turned = clock.now();

@@ -207,6 +207,9 @@ pub struct Plan {
     pub(crate) limits: Limits,
     #[serde(skip)]
     pub(crate) layout: StateLayout,
+    /// Whether the network has a draft head that is not loaded.
+    #[serde(skip)]
+    pub(crate) head_left_out: bool,
     #[serde(skip)]
     pub(crate) blocks: usize,
     #[serde(skip)]
@@ -395,11 +398,32 @@ impl Plan {
             fits: machine.memory.is_none_or(|m| most <= m),
             limits,
             layout,
+            head_left_out: network.draft.is_some() && !draft_head,
             blocks,
             vocab: network.vocab,
             d_model: network.d_model,
             options: options.clone(),
         })
+    }
+
+    /// The lengths of batches with so many drafts to a segment, the rest as planned.
+    pub(crate) fn batch_with_drafts(&self, drafts: usize) -> BatchLimits {
+        let pools = self.layout.pools.len();
+        batch_limits(
+            self.rows,
+            drafts,
+            self.limits.draft_head,
+            &self.options,
+            self.context,
+            pools,
+            self.vocab,
+        )
+    }
+
+    /// Bytes that may be taken beside the plan: what `--memory` and the machine leave; `None` if nothing bounds them.
+    pub(crate) fn spare(&self) -> Option<u64> {
+        let bounds = [self.options.memory, self.machine.memory];
+        bounds.into_iter().flatten().min().map(|bound| bound.saturating_sub(self.most))
     }
 
     /// What the device is sized for: the same goes to [`Device::prepare`].

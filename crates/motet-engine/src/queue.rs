@@ -68,6 +68,8 @@ struct Inside {
     abandoned: u64,
     door: Door,
     loading: bool,
+    /// The engine's thread is wanted for something else than requests.
+    called: bool,
     /// When the last step ended, or the first rows became ready; `None` while there are no rows.
     busy_since: Option<Duration>,
     /// The thread has ended.
@@ -96,6 +98,7 @@ impl Queue {
             abandoned: 0,
             door: Door::Open,
             loading: true,
+            called: false,
             busy_since: None,
             gone: false,
         };
@@ -212,12 +215,19 @@ impl Queue {
         self.rest.notify_all();
     }
 
-    /// Parks the engine's thread until a request waits or the engine is closed.
+    /// Parks the engine's thread until a request waits, it is called, or the engine is closed.
     pub(crate) fn wait_for_work(&self) {
         let mut inside = self.inside.lock();
-        while inside.waiting.is_empty() && !inside.door.is_shut() {
+        while inside.waiting.is_empty() && !inside.called && !inside.door.is_shut() {
             self.knock.wait(&mut inside);
         }
+        inside.called = false;
+    }
+
+    /// Has the engine's thread turn its wheel, work or none.
+    pub(crate) fn call(&self) {
+        self.inside.lock().called = true;
+        self.knock.notify_one();
     }
 
     /// Parks the caller until the engine has loaded and neither runs nor waits for anything; `false` if that takes

@@ -184,7 +184,7 @@ impl Device for Scripted {
             workspace_parts: vec![("history".into(), 4 * network.context as u64)],
             page: vec![(PAGE * size_of::<arithmetic::Cell>()) as u64; layout.pools.len()],
             recurrent: 4 * layout.recurrent_floats as u64,
-            rollback: (limits.batch.segments * (1 + limits.batch.drafts) * 16) as u64,
+            rollback: arithmetic::rollback_bytes(limits.batch.segments, limits.batch.drafts),
             draft: match limits.draft_head {
                 true => DraftShare { weights: 0, page: vec![0; layout.pools.len()], recurrent: 4 },
                 false => DraftShare::default(),

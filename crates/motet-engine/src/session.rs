@@ -12,6 +12,7 @@ use crate::sampling::{Sampler, random_seed};
 use crate::stream::{FinishReason, Sender, Token, Usage};
 use motet_model::batch::{Ask, Batch, Want};
 use motet_model::{Checkpoint, PAGE};
+use std::collections::TryReserveError;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -244,6 +245,12 @@ impl Session {
                 constraint.roll_back(at + rows - 1 - last);
             }
         }
+    }
+
+    /// Makes room for so many drafts.
+    pub(crate) fn allow_drafts(&mut self, drafts: usize) -> Result<(), TryReserveError> {
+        self.drafts.try_reserve_exact(drafts.saturating_sub(self.drafts.len()))?;
+        self.forks.iter_mut().try_for_each(|fork| fork.allow_drafts(drafts))
     }
 
     /// Takes drafts for the next step: those before the first that may not stand there, or behind which nothing may.

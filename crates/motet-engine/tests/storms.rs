@@ -9,8 +9,8 @@ mod common;
 use common::*;
 use motet_engine::scripted::Sketch;
 use motet_engine::{
-    Constraint, Cut, Drafts, Machine, MetricsSnapshot, Options, Plan, Request, SamplingOptions, Stream,
-    SubmitError, Turn,
+    Constraint, Cut, Drafts, DraftsError, Machine, MetricsSnapshot, Options, Plan, Request, SamplingOptions,
+    Stream, SubmitError, Turn,
 };
 
 /// Ends an answer when the sum of its tokens is divisible by 37.
@@ -126,7 +126,7 @@ fn storm(mut sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
         2 => Drafts::Exactly(rng.range(1, 17)),
         _ => Drafts::Auto,
     };
-    if drafts != Drafts::Off && !sketch.head {
+    if drafts != Drafts::Off && !sketch.head || rng.chance(4) {
         // Few tokens: what is looked up is often right.
         sketch.vocab = rng.range(4, 7);
     }
@@ -154,6 +154,24 @@ fn storm(mut sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
             5 if !clients.is_empty() => {
                 let leaves = rng.range(0, clients.len());
                 clients[leaves].stream = None;
+            }
+            6 if rng.chance(4) => {
+                // Another number of drafts, or none; of a head if it is there.
+                let drafts = match rng.range(0, 4) {
+                    0 => Drafts::Off,
+                    1 => Drafts::Auto,
+                    _ => Drafts::Exactly(rng.range(1, 17)),
+                };
+                rig.control.refuse_growth(rng.chance(3));
+                match rig.driver.set_drafts(drafts, rng.chance(2)) {
+                    Ok(()) => {}
+                    Err(DraftsError::Memory { needed, missing, .. }) => {
+                        assert!(0 < missing && missing <= needed)
+                    }
+                    Err(DraftsError::HeadNotLoaded) => assert!(sketch.head, "{what}"),
+                    Err(DraftsError::Device(_)) => {}
+                    Err(error) => panic!("{what}: {error}"),
+                }
             }
             6 if weather == Weather::Failing && rng.chance(2) => match rng.range(0, 3) {
                 0 => rig.control.panic_next(),

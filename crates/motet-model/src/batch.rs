@@ -4,6 +4,7 @@
 //! lies in flat vectors that keep their capacity from step to step: filling a batch must never allocate once
 //! [`Batch::with_capacity`] has sized it. A batch knows nothing of devices.
 
+use std::collections::TryReserveError;
 use std::ops::Range;
 
 /// Positions on one page of keys and values, for every model and device.
@@ -385,6 +386,20 @@ impl InFlight {
             faults: Vec::with_capacity(limits.segments),
             drafted: Vec::with_capacity(limits.segments * limits.drafts),
         }
+    }
+
+    /// Makes room for batches of `limits` that have more drafts than those it was sized for.
+    ///
+    /// # Errors
+    /// The memory could not be had.
+    pub fn allow_drafts(&mut self, limits: &BatchLimits) -> Result<(), TryReserveError> {
+        fn to<T>(list: &mut Vec<T>, capacity: usize) -> Result<(), TryReserveError> {
+            list.try_reserve_exact(capacity.saturating_sub(list.len()))
+        }
+        to(&mut self.batch.before, limits.before)?;
+        to(&mut self.batch.allowed, limits.allowed)?;
+        to(&mut self.batch.drafts, limits.segments)?;
+        to(&mut self.drafted, limits.segments * limits.drafts)
     }
 
     /// Bytes that [`InFlight::with_capacity`] takes.

@@ -252,6 +252,22 @@ pub trait Stage: Send {
         Err(DeviceError::Unsupported { device: "stage".into(), what: "it has no draft head".into() })
     }
 
+    /// Bytes that [`Stage::allow_drafts`] would take beyond what the stage has.
+    fn bytes_for_drafts(&self, drafts: usize) -> u64 {
+        let _ = drafts;
+        0
+    }
+
+    /// Makes room for `drafts` drafts to a segment instead of `BatchLimits::drafts`: in the record of verify rows, and in
+    /// the workspace if what it has does not do. Called between steps; never for fewer than before.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`]: the stage is then as it was. [`DeviceError::Unsupported`] by a stage that verifies none.
+    fn allow_drafts(&mut self, drafts: usize) -> Result<(), DeviceError> {
+        let what = format!("{drafts} drafts that come later");
+        Err(DeviceError::Unsupported { device: "stage".into(), what })
+    }
+
     /// Fills a page with NaN: a check that free pages are never read (`motet verify`).
     fn poison(&mut self, pool: usize, page: u32);
 

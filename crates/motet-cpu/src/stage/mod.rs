@@ -309,6 +309,24 @@ impl Stage for CpuStage {
         self.move_states(kept)
     }
 
+    fn bytes_for_drafts(&self, drafts: usize) -> u64 {
+        let grown = self.sizes.with_drafts(drafts, self.machine.pool.threads());
+        grown.draft_bytes().saturating_sub(self.sizes.draft_bytes())
+    }
+
+    fn allow_drafts(&mut self, drafts: usize) -> Result<(), DeviceError> {
+        if drafts <= self.limits.batch.drafts {
+            return Ok(());
+        }
+        let sizes = self.sizes.with_drafts(drafts, self.machine.pool.threads());
+        let rollback = RollBack::new(sizes.rollback.clone(), self.limits.batch.segments)?;
+        if self.capacity > 0 && self.workspace.scratch.states.is_empty() {
+            self.workspace.scratch.states = sizes.states()?;
+        }
+        (self.sizes, self.rollback, self.limits.batch.drafts) = (sizes, rollback, drafts);
+        Ok(())
+    }
+
     fn poison(&mut self, pool: usize, page: u32) {
         self.state.poison(pool, page);
     }

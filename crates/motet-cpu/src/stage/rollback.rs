@@ -117,6 +117,11 @@ impl RollBackLayout {
         layout
     }
 
+    /// The same for up to `drafts` drafts to a segment.
+    pub(crate) fn with_drafts(&self, segments: usize, drafts: usize) -> Self {
+        Self { rows: segments * drafts, ..self.clone() }
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         4 * self.width * self.rows
     }

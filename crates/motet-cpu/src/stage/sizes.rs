@@ -84,10 +84,7 @@ impl Sizes {
             }
         }
         let rollback = RollBackLayout::of(program, ops, limits);
-        let state_floats = match rollback.copied_floats() {
-            0 => 0,
-            floats => WorkerScratch::floats(threads, floats),
-        };
+        let state_floats = state_floats(&rollback, threads);
         let logit_rows = if has_head { limits.logit_rows } else { 0 };
         Ok(Self {
             pages: PageLayout::of(program, &layout, |s| here.contains(&s), limits.kv),
@@ -111,6 +108,27 @@ impl Sizes {
             } else {
                 0
             },
+        })
+    }
+
+    /// The same for up to `drafts` drafts to a segment.
+    pub(crate) fn with_drafts(&self, drafts: usize, threads: usize) -> Self {
+        let rollback = self.rollback.with_drafts(self.segments, drafts);
+        Self { state_floats: state_floats(&rollback, threads), rollback, ..self.clone() }
+    }
+
+    /// Bytes of what depends on the number of drafts: the record of verify rows, and the states they run on.
+    pub(crate) fn draft_bytes(&self) -> u64 {
+        (self.rollback.bytes() + 4 * self.state_floats) as u64
+    }
+
+    /// The states that verify rows run on.
+    pub(crate) fn states(&self) -> Result<Vec<f32>, DeviceError> {
+        let bytes = 4 * self.state_floats as u64;
+        zeros(self.state_floats).map_err(|source| DeviceError::Memory {
+            what: "the states of verify rows",
+            bytes,
+            source,
         })
     }
 
@@ -167,6 +185,14 @@ impl Sizes {
             fed: Vec::with_capacity(self.segments),
             tokens: Vec::with_capacity(rows),
         })
+    }
+}
+
+/// Floats of the states that verify rows are run on, one to a thread.
+fn state_floats(rollback: &RollBackLayout, threads: usize) -> usize {
+    match rollback.copied_floats() {
+        0 => 0,
+        floats => WorkerScratch::floats(threads, floats),
     }
 }
 

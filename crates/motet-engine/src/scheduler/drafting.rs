@@ -4,12 +4,15 @@
 //! prompts keep a row.
 
 use super::Scheduler;
-use crate::appetite::Wish;
+use crate::agreement::Agreement;
+use crate::appetite::{Appetite, Wish};
+use crate::drafts::Drafts;
 use crate::metrics::MetricsSnapshot;
 use crate::session::Session;
 use motet_model::batch::{Batch, StateOp};
 use motet_model::{InFlight, PAGE, Slot};
 use std::cmp::Reverse;
+use std::collections::TryReserveError;
 use std::time::Duration;
 
 impl Scheduler {
@@ -37,6 +40,29 @@ impl Scheduler {
             self.lay(batch, slot, 1);
             batch.segments[at].feed = self.lay_behind(batch, slot);
         }
+    }
+
+    /// From now on sessions get drafts in another way, at most `most` of them; then a step may make so many changes of
+    /// state.
+    ///
+    /// # Errors
+    /// There is no memory for so many; then nothing has changed.
+    pub(crate) fn set_drafts(
+        &mut self,
+        drafts: Drafts,
+        most: usize,
+        changes: usize,
+    ) -> Result<(), TryReserveError> {
+        self.changes.try_reserve_exact(changes.saturating_sub(self.changes.len()))?;
+        let running = self.running.iter_mut().flatten();
+        for session in running.chain(&mut self.line) {
+            session.allow_drafts(most)?;
+        }
+        self.most_drafts = most;
+        // What drafts from now on may agree more or less often.
+        self.agreement = Agreement::default();
+        self.appetite = (drafts == Drafts::Auto).then(|| Appetite::new(self.running.len(), most));
+        Ok(())
     }
 
     /// Lowers the drafts to those that pay beside so many rows, if their number is not given.

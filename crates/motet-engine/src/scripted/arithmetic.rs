@@ -37,6 +37,11 @@ pub(super) const CLEAR: Memory = Memory { state: 0x5eed, recent: [0; RECENT] };
 /// What nobody may use.
 pub(super) const LOST: Memory = Memory { state: 0xdead_beef_dead_beef, recent: [0xdead_beef; RECENT] };
 
+/// What is said to be taken by the rows that wait to be kept or not.
+pub(super) fn rollback_bytes(segments: usize, drafts: usize) -> u64 {
+    (segments * (1 + drafts) * 16) as u64
+}
+
 pub(super) fn mix(a: u64, b: u64) -> u64 {
     let x = (a ^ b.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (x ^ x >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ x >> 32

@@ -2,6 +2,7 @@
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Troubles that a test orders. They come in the next steps, one a step, in that order.
@@ -13,6 +14,7 @@ pub struct Control {
     steps: Mutex<u64>,
     wrong_drafts: Mutex<u64>,
     feeds: Mutex<u64>,
+    refuses: AtomicBool,
 }
 
 pub(super) enum Trouble {
@@ -42,6 +44,15 @@ impl Control {
     /// The next step takes that much longer.
     pub fn stall_next(&self, time: Duration) {
         self.troubles.lock().push_back(Trouble::Stall(time));
+    }
+
+    /// From now on there is no memory for more drafts, or there is again.
+    pub fn refuse_growth(&self, refuses: bool) {
+        self.refuses.store(refuses, Ordering::Relaxed);
+    }
+
+    pub(super) fn refuses_growth(&self) -> bool {
+        self.refuses.load(Ordering::Relaxed)
     }
 
     /// Steps wait at their beginning until [`Control::resume`].

@@ -2,7 +2,7 @@
 
 use super::arithmetic::{
     CLEAR, Cell, Context, DEAD, GARBAGE, LOST, Memory, ZERO, first_seen, head_entry, hidden, learn, logprob,
-    mix, next_state, random_token, see, somewhere, written,
+    mix, next_state, random_token, rollback_bytes, see, somewhere, written,
 };
 use super::control::Trouble;
 use super::{Pace, Script, Scripted, Sketch, Solo};
@@ -45,6 +45,9 @@ pub(super) struct ScriptedStage {
     verified: Vec<Verified>,
     commit_fails: bool,
     most_rows: usize,
+    segments: usize,
+    /// Drafts that a segment may have.
+    drafts: usize,
     /// A conversation as it should be, for the draft head.
     solo: Solo,
 }
@@ -84,6 +87,8 @@ impl ScriptedStage {
             verified: Vec::with_capacity(limits.batch.rows),
             commit_fails: false,
             most_rows: limits.batch.rows,
+            segments: limits.batch.segments,
+            drafts: limits.batch.drafts,
             solo: Solo::with_capacity(sketch, device.script.clone(), limits.context),
             device,
         }
@@ -314,6 +319,10 @@ impl Stage for ScriptedStage {
     fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
         let trouble = self.device.control.begin();
         self.check(&work.batch)?;
+        let too_many = |s: &Segment| s.commit == Commit::Verify && s.rows.len() > 1 + self.drafts;
+        if work.batch.segments.iter().any(too_many) {
+            return Err(DeviceError::Batch(format!("more than {} drafts", self.drafts)));
+        }
         if work.batch.fed_rows() > 0 {
             self.device.control.count_feed();
         }
@@ -389,6 +398,22 @@ impl Stage for ScriptedStage {
                 clock.advance((self.device.draft_pass)(rows));
             }
         }
+        Ok(())
+    }
+
+    fn bytes_for_drafts(&self, drafts: usize) -> u64 {
+        let bytes = |drafts| rollback_bytes(self.segments, drafts);
+        bytes(drafts).saturating_sub(bytes(self.drafts))
+    }
+
+    fn allow_drafts(&mut self, drafts: usize) -> Result<(), DeviceError> {
+        let bytes = self.bytes_for_drafts(drafts);
+        if self.device.control.refuses_growth() && bytes > 0 {
+            let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+            return Err(DeviceError::Memory { what: "rows with drafts", bytes, source });
+        }
+        self.seen.reserve(drafts);
+        self.drafts = self.drafts.max(drafts);
         Ok(())
     }
 
