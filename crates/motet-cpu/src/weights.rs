@@ -1,4 +1,5 @@
-//! The weights of a stage: where each lies in one arena, and how they get there from the model file.
+//! The weights of a stage: where each lies in one arena, and how they get there from the model file. What an earlier
+//! stage has in its arena is shared.
 //!
 //! Each tensor is packed by all threads, slab by slab, and the file's pages are given back behind it, so that a
 //! weight is in memory once; the peak while loading is the packed weights and a slab.
@@ -22,6 +23,8 @@ const SLAB: usize = 8 << 20;
 /// Where each weight of a stage will lie.
 pub(crate) struct WeightsLayout {
     places: Vec<(WeightId, usize)>,
+    /// Those that an earlier stage holds.
+    shared: Vec<WeightId>,
     /// Bytes of the arena and of the vectors.
     pub(crate) bytes: usize,
     arena_bytes: usize,
@@ -85,11 +88,15 @@ fn arena_bytes(weight: &Weight) -> Result<usize, DeviceError> {
 }
 
 impl WeightsLayout {
-    /// Places the weights of `ops` one behind the other.
-    pub(crate) fn of(program: &Program, ops: &[usize]) -> Result<Self, DeviceError> {
-        let mut places = Vec::new();
+    /// Places the weights of `ops` one behind the other, but for those that earlier stages hold.
+    pub(crate) fn of(program: &Program, ops: &[usize], earlier: &[WeightId]) -> Result<Self, DeviceError> {
+        let (mut places, mut shared) = (Vec::new(), Vec::new());
         let (mut at, mut vectors) = (0usize, 0);
         for id in manifest(program, ops) {
+            if earlier.contains(&id) {
+                shared.push(id);
+                continue;
+            }
             let weight = &program.weights[id.0];
             places.push((id, at));
             at = at
@@ -99,15 +106,22 @@ impl WeightsLayout {
                 vectors += 4 * weight.len();
             }
         }
-        Ok(Self { places, bytes: at + vectors, arena_bytes: at })
+        Ok(Self { places, shared, bytes: at + vectors, arena_bytes: at })
     }
 
-    /// Reads the weights into memory.
+    /// The weights that lie in the arena: later stages share them.
+    pub(crate) fn held<'p>(&'p self, program: &'p Program) -> impl Iterator<Item = WeightId> + 'p {
+        let ids = self.places.iter().map(|&(id, _)| id);
+        ids.filter(|id| program.weights[id.0].kind != WeightKind::Vector)
+    }
+
+    /// Reads the weights into memory; `earlier` are those of earlier stages.
     pub(crate) fn load(
         &self,
         program: &Program,
         file: &ModelFile,
         pool: &mut Pool,
+        earlier: &[Loaded],
     ) -> Result<Vec<Loaded>, DeviceError> {
         let bytes = self.arena_bytes as u64;
         let mut arena = Arena::allocate(self.arena_bytes).map_err(|source| DeviceError::Memory {
@@ -116,6 +130,7 @@ impl WeightsLayout {
             source,
         })?;
         let mut loaded = vec![Loaded::Elsewhere; program.weights.len()];
+        self.shared.iter().for_each(|id| loaded[id.0] = earlier[id.0].clone());
         for &(id, offset) in &self.places {
             let weight = &program.weights[id.0];
             let info = tensor(file, weight)?;

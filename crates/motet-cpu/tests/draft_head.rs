@@ -9,7 +9,7 @@ use motet_cpu::sampling::{Settings, pick, scratch_len};
 use motet_cpu::{CpuDevice, CpuOptions, Isa};
 use motet_gguf::{Format, ModelFile};
 use motet_model::batch::{Checkpoint, Commit, Sampling, Seen, Slot, StateOp};
-use motet_model::{Device, DeviceError, KvFormat, Network};
+use motet_model::{Device, DeviceError, KvFormat, Network, Split};
 
 /// Models with a head, and the prompts for which the file of expected values has its logits.
 const MODELS: [(&str, &str); 3] = [("qwen35", "abc"), ("qwen35moe", "ab"), ("glm4moe", "ab")];
@@ -356,7 +356,7 @@ fn a_footprint_names_the_heads_share_and_the_record_of_verify_rows() {
     let way = Way { kv: KvFormat::F16, ..SOLO };
     let footprint = |draft_head| {
         let limits = limits(&network, draft_head, way, 3, 64);
-        device.footprint(&network, 0..network.layers, &limits).unwrap()
+        device.footprint(&network, &Split::whole(&network), &limits).unwrap().remove(0)
     };
     let (with, without) = (footprint(true), footprint(false));
     // Tensors of F32 whose rows are whole panels of 16 take their own size; `blk.4` is the head's layer.
@@ -374,6 +374,6 @@ fn a_footprint_names_the_heads_share_and_the_record_of_verify_rows() {
     assert_eq!(with.rollback, without.rollback, "nothing of the head is rolled back");
     assert_eq!(without.draft, motet_model::device::DraftShare::default());
     let plain = Network::from_gguf(&tiny("llama", Format::F32)).unwrap();
-    let refused = device.footprint(&plain, 0..plain.layers, &limits(&plain, true, way, 1, 64));
+    let refused = device.footprint(&plain, &Split::whole(&plain), &limits(&plain, true, way, 1, 64));
     assert!(matches!(refused, Err(DeviceError::Unsupported { .. })));
 }

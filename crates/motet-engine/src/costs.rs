@@ -56,6 +56,14 @@ impl Costs {
         below.map(|last| Duration::from_secs_f64(last.seconds * rows / last.rows))
     }
 
+    /// As [`Costs::expected`], but fewer rows than were ever measured are hoped to take less in proportion: so they are
+    /// tried.
+    pub(crate) fn hoped(&self, rows: usize) -> Option<Duration> {
+        let least = self.knots.iter().flatten().next()?;
+        let share = (rows as f64 / least.rows).min(1.0);
+        Some(self.expected(rows)?.mul_f64(share))
+    }
+
     /// The most rows, between `least` and `most`, that are expected to take no longer than `time`. Before anything
     /// was measured: a cautious few.
     pub(crate) fn rows_within(&self, time: Duration, least: usize, most: usize) -> usize {

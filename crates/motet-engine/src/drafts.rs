@@ -4,7 +4,7 @@
 //! token that was chosen anyway; so what proposes may be as simple or as wrong as it likes, and nothing here can
 //! change an answer.
 
-use motet_model::{DeviceError, InFlight, Slot, Stage};
+use motet_model::{DeviceError, InFlight, Slot};
 use std::fmt;
 use std::str::FromStr;
 
@@ -98,32 +98,19 @@ impl fmt::Display for Drafts {
 
 /// Proposes tokens.
 pub(crate) trait Drafter: Send {
-    /// `work.batch` is laid out for [`Stage::draft`]: a row for each session that wants drafts, and how many at most.
-    /// Leaves them in [`InFlight::drafted`], and in [`Batch::drafts`](motet_model::Batch) how many there are; and takes
+    /// `work.batch` is laid out for [`Stage::draft`](motet_model::Stage::draft): a row for each session that wants drafts,
+    /// and how many at most. Leaves them in [`InFlight::drafted`], and in [`Batch::drafts`](motet_model::Batch) how many there are; and takes
     /// [`Segment::feed`](motet_model::Segment) away where it does not feed the network's head.
-    /// `tokens` are a session's own, the row's included.
-    ///
-    /// # Errors
-    /// Those of [`Stage::draft`]: nothing was drafted.
-    fn draft<'t>(
-        &mut self,
-        work: &mut InFlight,
-        stage: &mut dyn Stage,
-        tokens: &dyn Fn(Slot) -> &'t [u32],
-    ) -> Result<(), DeviceError>;
+    /// `tokens` are a session's own, the row's included. `false` if the last stage is to draft.
+    fn draft<'t>(&mut self, work: &mut InFlight, tokens: &dyn Fn(Slot) -> &'t [u32]) -> bool;
 }
 
 /// The network's own head.
 pub(crate) struct Head;
 
 impl Drafter for Head {
-    fn draft<'t>(
-        &mut self,
-        work: &mut InFlight,
-        stage: &mut dyn Stage,
-        _tokens: &dyn Fn(Slot) -> &'t [u32],
-    ) -> Result<(), DeviceError> {
-        stage.draft(work)
+    fn draft<'t>(&mut self, _work: &mut InFlight, _tokens: &dyn Fn(Slot) -> &'t [u32]) -> bool {
+        false
     }
 }
 
@@ -131,12 +118,7 @@ impl Drafter for Head {
 pub(crate) struct LookUp;
 
 impl Drafter for LookUp {
-    fn draft<'t>(
-        &mut self,
-        work: &mut InFlight,
-        _stage: &mut dyn Stage,
-        tokens: &dyn Fn(Slot) -> &'t [u32],
-    ) -> Result<(), DeviceError> {
+    fn draft<'t>(&mut self, work: &mut InFlight, tokens: &dyn Fn(Slot) -> &'t [u32]) -> bool {
         for (segment, drafts) in work.batch.segments.iter_mut().zip(&mut work.batch.drafts) {
             // A head that is loaded as well got nothing.
             segment.feed = None;
@@ -144,7 +126,7 @@ impl Drafter for LookUp {
             continuation(tokens(segment.slot), *drafts as usize, &mut work.drafted);
             *drafts = (work.drafted.len() - before) as u32;
         }
-        Ok(())
+        true
     }
 }
 

@@ -1,20 +1,22 @@
 //! The façade, and the thread behind it.
 //!
 //! A handle only puts requests into the bounded queue, reads counters and asks for the end. Everything else happens
-//! on the engine's own thread, which turns one wheel: draft, fill a batch, run it, settle it; and sleeps when there is
-//! nothing to run. [`switching`] changes how it drafts while it runs. A watchdog on a thread of its own looks at it from
-//! outside.
+//! on the engine's own thread, which turns one wheel: settle what has come back, draft, fill a batch, send it off; and
+//! sleeps when there is nothing to run. [`switching`] changes how it drafts while it runs. A watchdog on a thread of its
+//! own looks at it from outside.
 
 mod switching;
 
 use crate::agreement::FallenOut;
-use crate::clock::{Clock, RealClock};
+use crate::clock::{Clock, RealClock, SimClock};
 use crate::drafts::Drafter;
 use crate::metrics::MetricsSnapshot;
+use crate::pipeline::{Flight, Inline, OnThreads, Pipeline, Task};
 use crate::plan::{Plan, Workspace};
 use crate::queue::{Queue, Waiting};
 use crate::request::{EngineLimits, Request, SubmitError};
 use crate::scheduler::Scheduler;
+use crate::scripted::{Simulated, StageTime};
 use crate::stream::{Stream, StreamError};
 use crate::watchdog;
 use motet_model::{DeviceError, InFlight, PAGE, Stage};
@@ -74,10 +76,11 @@ struct Owner {
 }
 
 impl Engine {
-    /// Starts the engine's thread, which first calls `open` to load the weights; see [`Engine::wait_until_loaded`].
+    /// Starts the engine's thread, which first calls `open` to load the weights of all stages; see
+    /// [`Engine::wait_until_loaded`].
     pub fn start(
         plan: Plan,
-        open: impl FnOnce() -> Result<Box<dyn Stage>, DeviceError> + Send + 'static,
+        open: impl FnOnce() -> Result<Vec<Box<dyn Stage>>, DeviceError> + Send + 'static,
     ) -> Self {
         Self::start_with_clock(plan, Arc::new(RealClock::default()), open)
     }
@@ -86,7 +89,7 @@ impl Engine {
     pub fn start_with_clock(
         plan: Plan,
         clock: Arc<dyn Clock>,
-        open: impl FnOnce() -> Result<Box<dyn Stage>, DeviceError> + Send + 'static,
+        open: impl FnOnce() -> Result<Vec<Box<dyn Stage>>, DeviceError> + Send + 'static,
     ) -> Self {
         let (orders, taken) = channel();
         let shared = Arc::new(Shared::new(plan, clock, orders));
@@ -94,7 +97,7 @@ impl Engine {
         let body = move || {
             // Whatever happens to this thread, nobody waits for it in vain.
             let _gone = GoneOnDrop(of_thread.clone());
-            match open().and_then(|stage| Driver::new(of_thread.clone(), stage, taken)) {
+            match open().and_then(|stages| Driver::new(of_thread.clone(), stages, taken)) {
                 Ok(mut driver) => driver.run(),
                 Err(error) => of_thread.fail_to_start(error),
             }
@@ -112,18 +115,37 @@ impl Engine {
         Self { shared, _owner }
     }
 
-    /// An engine without a thread: the caller turns the wheel. For simulations.
+    /// An engine without a thread: the caller turns the wheel. For simulations. Several stages have their threads all
+    /// the same.
     ///
     /// # Errors
     /// The workspace could not be had.
     pub fn by_hand(
         plan: Plan,
         clock: Arc<dyn Clock>,
-        stage: Box<dyn Stage>,
+        stages: Vec<Box<dyn Stage>>,
     ) -> Result<(Self, Driver), DeviceError> {
         let (orders, taken) = channel();
         let shared = Arc::new(Shared::new(plan, clock, orders));
-        let driver = Driver::new(shared.clone(), stage, taken)?;
+        let driver = Driver::new(shared.clone(), stages, taken)?;
+        let _owner = Arc::new(Owner { shared: shared.clone(), thread: Mutex::new(None) });
+        Ok((Self { shared, _owner }, driver))
+    }
+
+    /// The same with stages that work at the same time in simulated time, on the caller's thread.
+    ///
+    /// # Errors
+    /// The workspace could not be had.
+    pub fn simulated(
+        plan: Plan,
+        clock: Arc<SimClock>,
+        stages: Vec<Box<dyn Stage>>,
+        time: StageTime,
+    ) -> Result<(Self, Driver), DeviceError> {
+        let (orders, taken) = channel();
+        let shared = Arc::new(Shared::new(plan, clock.clone(), orders));
+        let pipeline = Box::new(Simulated::new(stages, clock, time));
+        let driver = Driver::over(shared.clone(), pipeline, taken)?;
         let _owner = Arc::new(Owner { shared: shared.clone(), thread: Mutex::new(None) });
         Ok((Self { shared, _owner }, driver))
     }
@@ -251,7 +273,12 @@ impl Shared {
             limits,
             clock,
             queue: Queue::new(plan.options.queue),
-            metrics: Mutex::new(MetricsSnapshot::new(plan.context, plan.blocks, plan.limits.batch.drafts)),
+            metrics: Mutex::new(MetricsSnapshot::new(
+                plan.context,
+                plan.blocks,
+                plan.limits.batch.drafts,
+                plan.split.stages(),
+            )),
             failure: Mutex::new(None),
             listener: Mutex::new(None),
             orders,
@@ -297,32 +324,74 @@ pub enum Turn {
     Closed,
 }
 
-/// What the engine's thread owns: the scheduler, the stage and the batch between them.
+/// What the engine's thread owns: the scheduler, the stages and the batches between them.
 pub struct Driver {
     shared: Arc<Shared>,
     scheduler: Scheduler,
-    stage: Box<dyn Stage>,
+    pipeline: Box<dyn Pipeline>,
     drafter: Option<Box<dyn Drafter>>,
     orders: Receiver<Order>,
     /// Drafts to a session and step that there is room for, and bytes taken for them beside the plan.
     room: (usize, u64),
-    work: InFlight,
-    /// Rows that the stage's workspace holds.
+    /// Batches that are not in flight.
+    #[allow(clippy::vec_box, reason = "what goes from stage to stage is the pointer")]
+    grounded: Vec<Box<Flight>>,
+    /// All batches.
+    flights: usize,
+    /// Rows that the stages' workspaces hold.
     reserved: usize,
-    /// Rows that it can hold at most: the plan's, until the system refuses.
+    /// Rows that they can hold at most: the plan's, until the system refuses.
     ceiling: usize,
 }
 
 impl Driver {
-    fn new(shared: Arc<Shared>, stage: Box<dyn Stage>, orders: Receiver<Order>) -> Result<Self, DeviceError> {
+    fn new(
+        shared: Arc<Shared>,
+        stages: Vec<Box<dyn Stage>>,
+        orders: Receiver<Order>,
+    ) -> Result<Self, DeviceError> {
+        let (mut stages, clock) = (stages, shared.clock.clone());
+        let pipeline: Box<dyn Pipeline> = match (stages.pop(), stages.is_empty()) {
+            (Some(only), true) => Box::new(Inline::new(only, clock)),
+            (last, _) => {
+                stages.extend(last);
+                let landed = shared.clone();
+                Box::new(OnThreads::start(stages, shared.plan.flights, &clock, move || {
+                    landed.queue.landed()
+                })?)
+            }
+        };
+        Self::over(shared, pipeline, orders)
+    }
+
+    fn over(
+        shared: Arc<Shared>,
+        pipeline: Box<dyn Pipeline>,
+        orders: Receiver<Order>,
+    ) -> Result<Self, DeviceError> {
         let plan = &shared.plan;
-        let (scheduler, work) =
-            (Scheduler::new(plan), InFlight::with_capacity(&plan.limits.batch, plan.d_model));
+        let (flights, stages) = (plan.flights, plan.split.stages());
+        let flight = |_| {
+            let work = InFlight::with_capacity(&plan.limits.batch, plan.d_model);
+            Box::new(Flight::new(work, plan.sessions, stages))
+        };
+        let grounded = (0..flights).map(flight).collect();
         let at_start = plan.options.workspace == Workspace::AtStart;
-        let (ceiling, drafts) = (plan.rows, plan.limits.batch.drafts);
+        let (scheduler, ceiling, drafts) = (Scheduler::new(plan), plan.rows, plan.limits.batch.drafts);
         let drafter = drafter(drafts, plan.limits.draft_head);
         let room = (drafts, 0);
-        let mut driver = Self { scheduler, stage, drafter, orders, room, work, reserved: 0, ceiling, shared };
+        let mut driver = Self {
+            scheduler,
+            pipeline,
+            drafter,
+            orders,
+            room,
+            grounded,
+            flights,
+            reserved: 0,
+            ceiling,
+            shared,
+        };
         if at_start {
             driver.reserve(driver.shared.plan.rows)?;
         }
@@ -340,83 +409,176 @@ impl Driver {
         }
     }
 
-    /// Fills a batch, runs it and settles it.
+    /// Settles what has come back, and sends a batch off if there is one and something to run. Where neither can be done,
+    /// waits for what is in flight.
     pub fn turn(&mut self) -> Turn {
         let shared = self.shared.clone();
-        let (queue, clock) = (&shared.queue, &shared.clock);
+        let queue = &shared.queue;
         if queue.is_closed() {
             self.close();
             return Turn::Closed;
         }
         self.take_orders();
-        self.grow_workspace();
-        self.work.clear();
-        let turned = clock.now();
-        self.scheduler.prepare(queue, &mut shared.metrics.lock());
-        let drafting = self.draft();
-        {
-            let metrics = &mut shared.metrics.lock();
-            self.scheduler.fill(&mut self.work.batch, queue, clock.now(), metrics);
-            self.scheduler.measure(queue, metrics);
+        let mut ran = self.land();
+        ran |= self.take_off();
+        ran |= self.land();
+        if ran {
+            return Turn::Ran;
         }
-        if self.work.batch.rows() == 0 {
+        if self.grounded.len() == self.flights {
             queue.idle();
             return Turn::Idle;
         }
-        if shared.plan.options.poison {
-            self.scheduler.poison(|pool, page| self.stage.poison(pool, page));
-        }
-        let begun = clock.now();
-        queue.busy(begun);
-        let done = self.stage.step(&mut self.work);
-        let now = clock.now();
-        queue.busy(now);
-        self.settle(done, now, (begun, turned + drafting));
-        if let Some(fallen_out) = self.scheduler.take_fallen_out()
-            && let Some(tell) = &*shared.listener.lock()
-        {
-            tell(&fallen_out);
-        }
+        self.await_landing();
         Turn::Ran
     }
 
-    /// Takes what came of a step that ended `now`. It began at the first of `since`; the second is when the turn began,
-    /// drafting left out.
-    fn settle(&mut self, done: Result<(), DeviceError>, now: Duration, since: (Duration, Duration)) {
-        let shared = self.shared.clone();
-        let metrics = &mut shared.metrics.lock();
-        match done {
-            Ok(()) => {
-                self.scheduler.settle(&self.work, now.saturating_sub(since.0), now, metrics);
-                if self.stage.commit(self.scheduler.kept()).is_err() {
-                    self.scheduler.commit_failed(metrics);
+    /// Waits until a batch has come back, or something else can be done, and settles it.
+    fn await_landing(&mut self) {
+        let in_flight = self.flights - self.grounded.len();
+        let knock = self.scheduler.has_room(in_flight) && self.scheduler.takes_requests();
+        self.pipeline.wait(&self.shared.queue, knock);
+        self.land();
+    }
+
+    /// Waits until nothing is in flight.
+    fn await_all(&mut self) {
+        while self.grounded.len() < self.flights && !self.shared.queue.is_closed() {
+            self.pipeline.wait(&self.shared.queue, false);
+            self.land();
+        }
+    }
+
+    /// Settles all batches that have come back; false if none has.
+    fn land(&mut self) -> bool {
+        let mut landed = false;
+        while let Some(mut flight) = self.pipeline.receive() {
+            landed = true;
+            match flight.task {
+                Task::Step => {
+                    self.settle(&mut flight);
+                    if let Some(fallen_out) = self.scheduler.take_fallen_out()
+                        && let Some(tell) = &*self.shared.listener.lock()
+                    {
+                        tell(&fallen_out);
+                    }
+                    if flight.task == Task::Commit {
+                        self.pipeline.send(flight);
+                        continue;
+                    }
                 }
-                let rows = self.work.batch.rows();
-                self.scheduler.turned(rows, shared.clock.now().saturating_sub(since.1));
+                Task::Commit => self.committed(&flight),
+                Task::Draft => {
+                    let took = flight.outcome.is_ok().then(|| flight.time());
+                    self.scheduler.drafted(&flight.work, took);
+                }
             }
-            Err(error) => self.scheduler.step_failed(&self.work, &error.to_string(), metrics),
+            flight.clear();
+            self.grounded.push(flight);
+        }
+        landed
+    }
+
+    /// Takes the answers of a step; where it brought rows to verify, it is sent once more to keep some of them.
+    fn settle(&mut self, flight: &mut Flight) {
+        let shared = self.shared.clone();
+        let now = shared.clock.now();
+        shared.queue.busy(now);
+        let metrics = &mut shared.metrics.lock();
+        match &flight.outcome {
+            Ok(()) => {
+                self.scheduler.settle(flight, now, metrics);
+                if !flight.kept.is_empty() {
+                    flight.task = Task::Commit;
+                } else {
+                    self.turned(flight);
+                }
+            }
+            Err(error) => self.scheduler.step_failed(&flight.work, &error.to_string(), metrics),
         }
         self.scheduler.measure(&shared.queue, metrics);
     }
 
-    /// Gives drafts to the sessions that want some, and says how long that took. If it fails they go without.
-    fn draft(&mut self) -> Duration {
-        let Some(drafter) = &mut self.drafter else { return Duration::ZERO };
-        let clock = &self.shared.clock;
-        self.scheduler.ask_for_drafts(&mut self.work.batch);
-        if self.work.batch.rows() == 0 {
-            return Duration::ZERO;
+    /// The rows to keep are kept, or could not be.
+    fn committed(&mut self, flight: &Flight) {
+        if flight.outcome.is_err() {
+            let metrics = &mut self.shared.metrics.lock();
+            self.scheduler.commit_failed(&flight.kept, &flight.saved, metrics);
         }
+        self.turned(flight);
+    }
+
+    fn turned(&mut self, flight: &Flight) {
+        let took = match self.pipeline.is_inline() {
+            true => self.shared.clock.now().saturating_sub(flight.begun + flight.drafting),
+            // While a stage works on a batch, the others work on others.
+            false => flight.took.iter().max().copied().unwrap_or_default(),
+        };
+        self.scheduler.turned(flight.work.batch.rows(), took);
+    }
+
+    /// Fills a batch with what is ready and sends it into the first stage; false if there was none, or nothing to run.
+    fn take_off(&mut self) -> bool {
+        self.grow_workspace();
+        if !self.scheduler.has_room(self.flights - self.grounded.len()) {
+            return false;
+        }
+        let shared = self.shared.clone();
+        let (queue, clock) = (&shared.queue, &shared.clock);
         let begun = clock.now();
-        self.shared.queue.busy(begun);
-        let tokens = |slot| self.scheduler.tokens(slot);
-        let done = drafter.draft(&mut self.work, &mut *self.stage, &tokens);
-        let took = clock.now().saturating_sub(begun);
-        if done.is_ok() {
-            self.scheduler.take_drafts(&self.work, took);
+        self.scheduler.prepare(queue, &mut shared.metrics.lock());
+        let Some(drafting) = self.draft() else { return true };
+        let Some(mut flight) = self.grounded.pop() else { return false };
+        (flight.begun, flight.drafting) = (begun, drafting);
+        {
+            let metrics = &mut shared.metrics.lock();
+            self.scheduler.fill(&mut flight.work.batch, queue, clock.now(), metrics);
+            self.scheduler.measure(queue, metrics);
         }
-        self.work.clear();
-        took
+        if flight.work.batch.rows() == 0 {
+            self.grounded.push(flight);
+            return false;
+        }
+        if shared.plan.options.poison {
+            self.scheduler.poison(|pool, page| self.pipeline.poison(pool, page));
+        }
+        queue.busy(clock.now());
+        self.pipeline.send(flight);
+        true
+    }
+
+    /// Has drafts made for the sessions that go and want some, and says how long that took; `None` if they are in the
+    /// making behind what is in flight.
+    fn draft(&mut self) -> Option<Duration> {
+        let Some(drafter) = &mut self.drafter else { return Some(Duration::ZERO) };
+        let Some(mut flight) = self.grounded.pop() else { return Some(Duration::ZERO) };
+        self.scheduler.ask_for_drafts(&mut flight.work.batch);
+        if flight.work.batch.rows() == 0 {
+            self.grounded.push(flight);
+            return Some(Duration::ZERO);
+        }
+        let clock = self.shared.clock.clone();
+        let begun = clock.now();
+        let so_far = || clock.now().saturating_sub(begun);
+        let scheduler = &self.scheduler;
+        if drafter.draft(&mut flight.work, &|slot| scheduler.tokens(slot)) {
+            self.scheduler.take_drafts(&flight.work, so_far());
+            flight.clear();
+            self.grounded.push(flight);
+            return Some(so_far());
+        }
+        self.shared.queue.busy(begun);
+        self.scheduler.drafting(&flight.work.batch);
+        flight.task = Task::Draft;
+        self.pipeline.send(flight);
+        self.land();
+        // Where the stage runs on this thread, the drafts are there.
+        self.pipeline.is_inline().then(so_far)
+    }
+
+    /// How long a batch of so many rows takes in each stage, by what was measured; `None` before anything was.
+    pub fn stage_times(&self, rows: usize) -> Option<Vec<Duration>> {
+        self.scheduler.stage_times(rows)
     }
 
     /// Whether nothing runs or waits in line, and nothing is held.
@@ -427,7 +589,7 @@ impl Driver {
     /// As a library, the workspace comes with the first session and grows to what sessions need. Where it can't
     /// grow, batches stay smaller; where there is none at all, what waits fails.
     fn grow_workspace(&mut self) {
-        if self.reserved == self.ceiling {
+        if self.reserved == self.ceiling || self.grounded.len() < self.flights {
             return;
         }
         let wanted = self.scheduler.rows_wanted() + self.shared.queue.rows_wanted();
@@ -448,7 +610,7 @@ impl Driver {
     }
 
     fn reserve(&mut self, rows: usize) -> Result<(), DeviceError> {
-        self.stage.reserve(rows)?;
+        self.pipeline.each(Arc::new(move |stage| stage.reserve(rows)))?;
         self.reserved = rows;
         self.scheduler.set_most_rows(rows);
         Ok(())

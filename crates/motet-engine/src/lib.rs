@@ -41,6 +41,7 @@ mod drafts;
 mod engine;
 mod metrics;
 mod pages;
+mod pipeline;
 mod prefix;
 mod queue;
 mod request;

@@ -158,6 +158,8 @@ pub struct MetricsSnapshot {
     pub iteration_tokens: Histogram,
     /// Histogram `motet:step_seconds`.
     pub step_seconds: Histogram,
+    /// How long each stage has worked.
+    pub stage_busy: Vec<Duration>,
     /// Histogram `time_to_first_token_seconds`.
     pub time_to_first_token: Histogram,
     /// Histogram `inter_token_latency_seconds`: between two steps that brought tokens of an answer, once however many
@@ -178,7 +180,7 @@ pub struct MetricsSnapshot {
 }
 
 impl MetricsSnapshot {
-    pub(crate) fn new(context: usize, num_blocks: usize, drafts: usize) -> Self {
+    pub(crate) fn new(context: usize, num_blocks: usize, drafts: usize, stages: usize) -> Self {
         let (latency, request, tokens) =
             (Histogram::new(LATENCY), Histogram::new(REQUEST), Histogram::up_to(context));
         Self {
@@ -223,6 +225,7 @@ impl MetricsSnapshot {
             draft_acceptance: Histogram::new(SHARES),
             iteration_tokens: Histogram::new(STEP_TOKENS),
             step_seconds: latency.clone(),
+            stage_busy: vec![Duration::ZERO; stages],
             time_to_first_token: Histogram::new(FIRST_TOKEN),
             inter_token_latency: latency.clone(),
             time_per_output_token: latency,
@@ -252,8 +255,10 @@ impl MetricsSnapshot {
         }
     }
 
-    /// A step has run `rows` rows.
-    pub(crate) fn stepped(&mut self, rows: usize, took: Duration) {
+    /// A step has run `rows` rows, for so long in each stage.
+    pub(crate) fn stepped(&mut self, rows: usize, stages: &[Duration]) {
+        let took = stages.iter().sum();
+        self.stage_busy.iter_mut().zip(stages).for_each(|(busy, &took)| *busy += took);
         self.steps += 1;
         self.iteration_tokens.observe(rows as f64);
         self.step_seconds.time(took);

@@ -8,7 +8,8 @@ use crate::sampling::MAX_BIAS;
 use crate::stream::StreamSize;
 use motet_model::batch::{BatchLimits, RECENT};
 use motet_model::layout::StateLayout;
-use motet_model::{Device, DeviceError, InFlight, KvFormat, Limits, Network, PAGE};
+use motet_model::split::SplitError;
+use motet_model::{Device, DeviceError, Footprint, InFlight, KvFormat, Limits, Network, PAGE, Split, Stages};
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -68,6 +69,11 @@ pub struct Options {
     pub drafts: Drafts,
     /// They are looked up in the session's own tokens, even if the network has a draft head.
     pub look_up: bool,
+    /// The stages that the layers are split into.
+    pub stages: Stages,
+    /// Only one batch is in flight: several stages run one after the other on all rows, as others do it. What the
+    /// pipeline is compared with.
+    pub in_turn: bool,
     /// When the workspace is allocated.
     pub workspace: Workspace,
     /// The engine is given up, and all streams end, when a step takes longer; `None`: never.
@@ -93,6 +99,8 @@ impl Default for Options {
             prefill_chunk: None,
             drafts: Drafts::Off,
             look_up: false,
+            stages: Stages::default(),
+            in_turn: false,
             workspace: Workspace::AtStart,
             watchdog: None,
             poison: false,
@@ -152,6 +160,9 @@ pub enum PlanError {
         /// What it must say at least.
         smallest: u64,
     },
+    /// The network can't be split like that.
+    #[error("stages: {0}")]
+    Split(#[from] SplitError),
     /// The device can't run the network.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -169,6 +180,17 @@ pub struct Line {
     pub parts: Vec<Line>,
 }
 
+/// What one stage holds of what is in the lines of the whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct StagePlan {
+    /// Its layers: the first and the last.
+    pub layers: String,
+    /// Its weights, its workspace, its part of all sessions' state. What stages share stands with the first.
+    pub lines: Vec<Line>,
+    /// Their sum.
+    pub total: u64,
+}
+
 /// The plan: bytes by purpose, and the sizes that the engine and the device allocate by.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plan {
@@ -184,6 +206,8 @@ pub struct Plan {
     pub checkpoints: usize,
     /// Bytes by purpose; their sum is `total`.
     pub lines: Vec<Line>,
+    /// Of the lines, what each stage holds.
+    pub stages: Vec<StagePlan>,
     /// Bytes of the whole process while its sessions run.
     pub total: u64,
     /// What many clients at once may add at most: requests that wait, and what the front end holds. Nothing of it is
@@ -211,6 +235,11 @@ pub struct Plan {
     #[serde(skip)]
     pub(crate) head_left_out: bool,
     #[serde(skip)]
+    pub(crate) split: Split,
+    /// Batches in flight at most.
+    #[serde(skip)]
+    pub(crate) flights: usize,
+    #[serde(skip)]
     pub(crate) blocks: usize,
     #[serde(skip)]
     pub(crate) vocab: usize,
@@ -221,11 +250,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans a whole network on one stage of `device`.
+    /// Plans a network on one or several stages of `device`.
     ///
     /// # Errors
     /// Options that make no sense, too little memory (with the least that would do), a network that the device
-    /// can't run.
+    /// can't run or that has too few layers for its stages.
     pub fn new(
         network: &Network,
         options: &Options,
@@ -234,6 +263,9 @@ impl Plan {
     ) -> Result<Self, PlanError> {
         let context = check(network, options)?;
         let draft_head = options.drafts != Drafts::Off && !options.look_up && network.draft.is_some();
+        let split = options.stages.split(network, draft_head)?;
+        // One for each stage, and one that is being settled and filled meanwhile.
+        let flights = if split.stages() > 1 && !options.in_turn { split.stages() + 1 } else { 1 };
         let layout = network.state(draft_head);
         let sessions = options.sessions;
         let blocks_per_context = context.div_ceil(PAGE);
@@ -256,7 +288,8 @@ impl Plan {
             kv: options.kv,
             draft_head,
         };
-        let footprint = device.footprint(network, 0..network.layers, &limits)?;
+        let footprints = device.footprint(network, &split, &limits)?;
+        let footprint = together(&footprints);
 
         let full = layout.pools.iter().position(|p| p.window.is_none());
         let block_bytes = PrefixCache::bytes_per_block() as u64;
@@ -272,7 +305,7 @@ impl Plan {
         let windows_per_session: u64 = windows.iter().map(|&(p, n)| n as u64 * footprint.page[p]).sum();
         let windows_chunk: u64 = windows.iter().map(|&(p, _)| chunk as u64 * footprint.page[p]).sum();
 
-        let batch_bytes = InFlight::bytes(&limits.batch, network.d_model);
+        let batch_bytes = flights as u64 * InFlight::bytes(&limits.batch, network.d_model);
         let bookkeeping = StreamSize::bytes(context) + (context * 4 + 3 * blocks_per_context * 4) as u64;
         let n = sessions as u64;
         let clients = clients(options, context);
@@ -372,6 +405,20 @@ impl Plan {
             lines.insert(1, line("draft head", of_head.weights));
             lines.insert(5, line("last hidden rows, for the draft head", n * of_head.recurrent));
         }
+        let stages = split.ranges().iter().zip(&footprints).map(|(layers, footprint)| {
+            let pages =
+                limits.pages.iter().zip(&footprint.page).map(|(&count, page)| count as u64 * page).sum();
+            let lines = vec![
+                line("weights", footprint.weights),
+                line("workspace", footprint.workspace()),
+                line("rows with drafts", footprint.rollback),
+                line("recurrent state", (n + checkpoints) * footprint.recurrent),
+                line("keys and values", pages),
+            ];
+            let total = lines.iter().map(|l| l.bytes).sum();
+            StagePlan { layers: format!("{}-{}", layers.start, layers.end - 1), lines, total }
+        });
+        let stages = stages.collect();
         let total: u64 = lines.iter().map(|l| l.bytes).sum();
         let most = total + clients_bytes;
         Ok(Self {
@@ -381,6 +428,7 @@ impl Plan {
             pages: limits.pages.clone(),
             checkpoints: limits.checkpoints,
             lines,
+            stages,
             total,
             clients,
             most,
@@ -399,6 +447,8 @@ impl Plan {
             limits,
             layout,
             head_left_out: network.draft.is_some() && !draft_head,
+            split,
+            flights,
             blocks,
             vocab: network.vocab,
             d_model: network.d_model,
@@ -430,6 +480,38 @@ impl Plan {
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
+
+    /// The layers of each stage: they go to [`Device::prepare`] as well.
+    pub fn split(&self) -> &Split {
+        &self.split
+    }
+}
+
+/// What all stages take.
+fn together(stages: &[Footprint]) -> Footprint {
+    let mut all = Footprint::default();
+    let add = |sum: &mut Vec<u64>, pages: &[u64]| {
+        sum.resize(pages.len(), 0);
+        sum.iter_mut().zip(pages).for_each(|(sum, page)| *sum += page);
+    };
+    for stage in stages {
+        all.weights += stage.weights;
+        for (name, bytes) in &stage.workspace_parts {
+            match all.workspace_parts.iter_mut().find(|(known, _)| known == name) {
+                Some((_, sum)) => *sum += bytes,
+                None => all.workspace_parts.push((name.clone(), *bytes)),
+            }
+        }
+        add(&mut all.page, &stage.page);
+        all.recurrent += stage.recurrent;
+        all.rollback += stage.rollback;
+        all.draft.weights += stage.draft.weights;
+        if !stage.draft.page.is_empty() {
+            add(&mut all.draft.page, &stage.draft.page);
+        }
+        all.draft.recurrent += stage.draft.recurrent;
+    }
+    all
 }
 
 fn line(name: &str, bytes: u64) -> Line {
@@ -503,6 +585,25 @@ fn bytes(n: u64) -> String {
     }
 }
 
+impl Plan {
+    /// A column for each stage.
+    fn write_stages(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let row = |f: &mut fmt::Formatter<'_>, name: &str, cells: &dyn Fn(&StagePlan) -> String| {
+            write!(f, "  {name:<24}")?;
+            self.stages.iter().try_for_each(|stage| write!(f, "{:>14}", cells(stage)))?;
+            writeln!(f)
+        };
+        writeln!(f, "Of it, by stage (what stages share stands with the first):")?;
+        row(f, "layers", &|stage| stage.layers.clone())?;
+        for (i, line) in self.stages[0].lines.iter().enumerate() {
+            if self.stages.iter().any(|stage| stage.lines[i].bytes > 0) {
+                row(f, &line.name, &|stage| bytes(stage.lines[i].bytes))?;
+            }
+        }
+        row(f, "in all", &|stage| bytes(stage.total))
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} sessions of {} tokens, {} rows a step", self.sessions, self.context, self.rows)?;
@@ -513,6 +614,9 @@ impl fmt::Display for Plan {
             }
         }
         writeln!(f, "  {:<38}{:>12}", "in all", bytes(self.total))?;
+        if self.stages.len() > 1 {
+            self.write_stages(f)?;
+        }
         writeln!(f, "Many clients at once may add, at most:")?;
         for line in &self.clients {
             writeln!(f, "  {:<38}{:>12}", line.name, bytes(line.bytes))?;

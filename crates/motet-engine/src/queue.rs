@@ -74,6 +74,8 @@ struct Inside {
     busy_since: Option<Duration>,
     /// The thread has ended.
     gone: bool,
+    /// A batch has come back from the stages since somebody waited for one.
+    landed: bool,
 }
 
 /// The queue and what is known of the engine's thread.
@@ -101,6 +103,7 @@ impl Queue {
             called: false,
             busy_since: None,
             gone: false,
+            landed: false,
         };
         let (knock, rest, stir) = (Condvar::new(), Condvar::new(), Condvar::new());
         Self { inside: Mutex::new(inside), knock, rest, stir, capacity }
@@ -191,7 +194,7 @@ impl Queue {
     /// Ends the streams of all that wait.
     pub(crate) fn fail_all(&self, error: &StreamError) {
         let waiting = std::mem::take(&mut self.inside.lock().waiting);
-        for sender in waiting.into_iter().flat_map(|w| w.senders) {
+        for mut sender in waiting.into_iter().flat_map(|w| w.senders) {
             sender.fail(error.clone());
         }
     }
@@ -228,6 +231,23 @@ impl Queue {
     pub(crate) fn call(&self) {
         self.inside.lock().called = true;
         self.knock.notify_one();
+    }
+
+    /// A batch has come back from the stages: whoever waits for it looks.
+    pub(crate) fn landed(&self) {
+        self.inside.lock().landed = true;
+        self.knock.notify_one();
+    }
+
+    /// Parks the engine's thread until a batch has come back or the engine is closed; with `knock` also until a request
+    /// waits.
+    pub(crate) fn wait_for_landing(&self, knock: bool) {
+        let mut inside = self.inside.lock();
+        self.knock.wait_while(&mut inside, |i| {
+            let knocked = knock && !i.waiting.is_empty();
+            !i.landed && !knocked && !i.door.is_shut()
+        });
+        inside.landed = false;
     }
 
     /// Parks the caller until the engine has loaded and neither runs nor waits for anything; `false` if that takes

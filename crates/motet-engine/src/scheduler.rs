@@ -3,22 +3,29 @@
 //! [`Scheduler::prepare`] sees to it that every session that waits for its next token has a page for it, and
 //! [`drafting`] that some have drafts. [`Scheduler::fill`] fills a batch: those sessions come first, a row for the token
 //! and one for each draft; what is left of the step's time goes to prompts, shared fairly. [`Scheduler::settle`] takes
-//! the answers. Between the two a device ran the rows; the scheduler knows it only by the time it took. After warm-up
+//! the answers. Between the two stages ran the rows; the scheduler knows them only by the time they took. After warm-up
 //! none of them allocates.
+//!
+//! Where there are several stages, several batches are in flight, formed of the sessions that are ready when one can be
+//! sent ([`micro_batches`]). A session's token waits for the one before; chunks of a prompt follow each other. Pages and
+//! places return when nothing in flight can touch them.
 
 mod drafting;
 mod feeding;
+mod micro_batches;
 
 use crate::agreement::{Agreement, FallenOut};
 use crate::appetite::{Appetite, Wish};
 use crate::costs::Costs;
 use crate::drafts::Drafts;
 use crate::metrics::MetricsSnapshot;
+use crate::pipeline::Flight;
 use crate::plan::Plan;
 use crate::prefix::PrefixCache;
 use crate::queue::Queue;
-use crate::session::{Border, Session};
+use crate::session::{Border, Leaving, Session};
 use crate::stream::{FinishReason, StreamError, Token};
+use micro_batches::MicroBatches;
 use motet_model::batch::{Answer, Batch, Commit, MAX_POOLS, Segment, StateOp, Want};
 use motet_model::{InFlight, PAGE, Slot};
 use std::collections::VecDeque;
@@ -43,6 +50,8 @@ pub(crate) struct Scheduler {
     line: VecDeque<Box<Session>>,
     /// Changes of state for the next batch, in order.
     changes: Vec<StateOp>,
+    /// The sessions whose next tokens this step decides, oldest first.
+    going: Vec<Slot>,
     /// Prompts of this step with the rows that each could use.
     prompts: Vec<(Slot, usize)>,
     /// Sessions of this step that could have drafts, and how many.
@@ -54,9 +63,8 @@ pub(crate) struct Scheduler {
     fallen_out: Option<FallenOut>,
     /// Rows of prompts in the last step.
     prompt_rows: usize,
-    /// Sessions of the last step that had drafts, and the rows they keep.
-    kept: Vec<(Slot, usize)>,
     costs: Costs,
+    micro_batches: MicroBatches,
     /// Requests that came out of the queue.
     arrivals: u64,
     /// Steps filled.
@@ -87,6 +95,7 @@ impl Scheduler {
             by_age: Vec::with_capacity(sessions),
             line: VecDeque::with_capacity(sessions + plan.options.queue + 1),
             changes: Vec::with_capacity(limits.batch.before),
+            going: Vec::with_capacity(sessions),
             prompts: Vec::with_capacity(sessions),
             wishes: Vec::with_capacity(sessions),
             appetite: (plan.options.drafts == Drafts::Auto)
@@ -94,8 +103,8 @@ impl Scheduler {
             agreement: Agreement::default(),
             fallen_out: None,
             prompt_rows: 0,
-            kept: Vec::with_capacity(sessions),
             costs: Costs::default(),
+            micro_batches: MicroBatches::new(plan.split.stages(), plan.flights),
             arrivals: 0,
             steps: 0,
             most_rows: 0,
@@ -111,20 +120,31 @@ impl Scheduler {
         }
     }
 
-    /// Begins a step: whoever waits for a next token has a page for its row, oldest first. One that needs a page where
-    /// none is left makes the youngest step back, itself if need be; so the oldest always advances.
+    /// Begins a step: whoever waits for its next token, and is to go in this one, has a page for its row, oldest first.
+    /// One that needs a page where none is left makes the youngest step back, itself if need be; so the oldest always
+    /// advances.
     pub(crate) fn prepare(&mut self, queue: &Queue, metrics: &mut MetricsSnapshot) {
         self.steps += 1;
         self.bury_the_dead(queue, metrics);
-        let mut at = 0;
-        while at < self.by_age.len() {
-            let slot = self.by_age[at];
-            if self.running(slot).decodes && self.make_room(slot, metrics) {
+        // Where all that were chosen have stepped back, others are chosen.
+        while self.choose_who_goes() > 0 && self.make_room_for_all(metrics) && self.going.is_empty() {}
+    }
+
+    /// Gives pages to all that go. Who could have none does not go; true if one of them has stepped back.
+    fn make_room_for_all(&mut self, metrics: &mut MetricsSnapshot) -> bool {
+        let (mut at, mut stepped_back) = (0, false);
+        while at < self.going.len() {
+            let slot = self.going[at];
+            if self.session(slot).is_some_and(Session::is_ready) && self.make_room(slot, metrics) {
                 let session = self.running[slot.0 as usize].as_mut().expect("a running session");
                 self.cache.grow(&mut session.table, session.read + 1, &mut self.changes);
+                at += 1;
+            } else {
+                self.going.remove(at);
+                stepped_back |= self.session(slot).is_none();
             }
-            at += 1;
         }
+        stepped_back
     }
 
     /// Fills the empty batch of a step that was prepared; it stays empty if there is nothing to do.
@@ -155,21 +175,21 @@ impl Scheduler {
             !abandoned
         });
         for slot in (0..self.running.len() as u32).map(Slot) {
-            if self.session(slot).is_some_and(|s| s.sender.abandoned()) {
-                metrics.finished_abort += 1 + self.remove(slot).forks.len() as u64;
+            let dead = |s: &Session| s.sender.abandoned() && s.leaving != Some(Leaving::Gone);
+            if self.session(slot).is_some_and(dead) {
+                let forks = std::mem::take(&mut self.session_mut(slot).forks);
+                metrics.finished_abort += 1 + forks.len() as u64;
+                self.leave(slot, Leaving::Gone);
             }
         }
     }
 
-    /// The rows of each session that waits for its next token, oldest first: one, and one for each draft.
+    /// The rows of each session that goes: one, and one for each draft.
     fn decode(&mut self, batch: &mut Batch) {
-        for at in 0..self.by_age.len() {
-            let slot = self.by_age[at];
-            let session = self.running(slot);
-            if session.decodes {
-                let rows = 1 + session.drafts.len();
-                self.add(batch, slot, rows);
-            }
+        for at in 0..self.going.len() {
+            let slot = self.going[at];
+            let rows = 1 + self.running(slot).drafts.len();
+            self.add(batch, slot, rows);
         }
     }
 
@@ -182,9 +202,12 @@ impl Scheduler {
                 return true;
             }
             let youngest = *self.by_age.last().expect("the session itself is running");
-            self.step_back(youngest);
-            metrics.num_preemptions += 1;
-            if youngest == slot {
+            if self.running(youngest).leaving.is_none() {
+                self.leave(youngest, Leaving::StepsBack);
+                metrics.num_preemptions += 1;
+            }
+            if youngest == slot || self.by_age.last() == Some(&youngest) {
+                // Its own pages are gone, or those that it waits for come back with a batch in flight.
                 return false;
             }
         }
@@ -232,6 +255,7 @@ impl Scheduler {
         }
         session.read = hit.blocks * PAGE;
         session.fed = session.read;
+        session.sent = session.read;
         session.furthest = session.furthest.max(session.read);
         session.decodes = false;
         session.served = self.steps;
@@ -256,8 +280,13 @@ impl Scheduler {
         self.prompts.clear();
         for &slot in &self.by_age {
             let session = self.running(slot);
-            if !session.decodes {
-                self.prompts.push((slot, self.chunk_end(session) - session.read));
+            if session.decodes || session.leaving.is_some() {
+                continue;
+            }
+            let rows = self.chunk_end(session) - session.sent;
+            let saves_first = self.recurrent && session.in_flight > 0 && session.saves_at(session.sent);
+            if rows > 0 && !saves_first {
+                self.prompts.push((slot, rows));
             }
         }
         let mut prompts = std::mem::take(&mut self.prompts);
@@ -274,8 +303,8 @@ impl Scheduler {
                 None => budget - equal * behind,
             };
             let session = self.running(slot);
-            let end = self.cache.reach(&session.table, session.read + rows.min(share));
-            let rows = end.saturating_sub(session.read);
+            let end = self.cache.reach(&session.table, session.sent + rows.min(share));
+            let rows = end.saturating_sub(session.sent);
             if rows > 0 {
                 self.add(batch, slot, rows);
                 budget -= rows;
@@ -290,8 +319,10 @@ impl Scheduler {
         if self.chunk.is_some() {
             return most - decoding;
         }
+        let most = self.micro_batches.most_rows(most, decoding);
         let time = match self.costs.expected(decoding) {
-            _ if decoding == 0 => self.step * ALONE,
+            // Nobody's next token waits, not even for a batch in flight.
+            _ if self.deciding() == 0 => self.step * ALONE,
             Some(time) => self.step.max(time.mul_f64(COMPANY)),
             None => self.step,
         };
@@ -307,11 +338,16 @@ impl Scheduler {
     /// Adds a segment: the session's next `rows` rows, for which there are pages.
     fn add(&mut self, batch: &mut Batch, slot: Slot, rows: usize) {
         let session = self.running[slot.0 as usize].as_mut().expect("a running session");
-        self.cache.grow(&mut session.table, session.read + rows, &mut self.changes);
+        self.cache.grow(&mut session.table, session.sent + rows, &mut self.changes);
         if !session.decodes {
             session.served = self.steps;
         }
         self.lay(batch, slot, rows);
+        let steps = self.steps;
+        let session = self.session_mut(slot);
+        session.sent += rows;
+        session.in_flight += 1;
+        session.sent_in = steps;
     }
 
     /// Lays a session's next `rows` rows into a batch: of its tokens, and behind the last of them its drafts.
@@ -319,17 +355,17 @@ impl Scheduler {
         let session = self.running[slot.0 as usize].as_mut().expect("a running session");
         let first_row = batch.tokens.len();
         session.ask(rows, first_row, self.vocab, batch);
-        batch.tokens.extend(session.tokens[session.read..].iter().chain(&session.drafts).take(rows));
+        batch.tokens.extend(session.tokens[session.sent..].iter().chain(&session.drafts).take(rows));
         let mut tables: [Range<u32>; MAX_POOLS] = std::array::from_fn(|_| 0..0);
         for (pool, range) in tables.iter_mut().enumerate().take(self.pools) {
             let from = batch.pages.len() as u32;
             batch.pages.extend_from_slice(self.cache.table(&session.table, pool));
             *range = from..batch.pages.len() as u32;
         }
-        let drafts = session.read + rows > session.tokens.len();
+        let drafts = session.sent + rows > session.tokens.len();
         batch.segments.push(Segment {
             slot,
-            first_position: session.read as u32,
+            first_position: session.sent as u32,
             rows: first_row as u32..batch.tokens.len() as u32,
             tables,
             commit: if drafts { Commit::Verify } else { Commit::All },
@@ -337,41 +373,60 @@ impl Scheduler {
         });
     }
 
-    /// Takes the answers of a step: state has advanced, tokens are published, finished sessions leave.
-    pub(crate) fn settle(
-        &mut self,
-        work: &InFlight,
-        took: Duration,
-        now: Duration,
-        metrics: &mut MetricsSnapshot,
-    ) {
-        self.costs.measured(work.batch.rows(), took);
+    /// Takes the answers of a step: state has advanced, tokens are published, finished sessions leave. The rows that
+    /// sessions with drafts keep are in [`Flight::kept`] then.
+    pub(crate) fn settle(&mut self, flight: &mut Flight, now: Duration, metrics: &mut MetricsSnapshot) {
+        let all = flight.time();
+        let Flight { work, took, kept, saved, .. } = flight;
+        self.costs.measured(work.batch.rows(), all);
+        self.micro_batches.measured(work.batch.rows(), took);
         metrics.stepped(work.batch.rows(), took);
-        self.kept.clear();
         let mut answers = &work.answers[..];
         for (i, segment) in work.batch.segments.iter().enumerate() {
             let (slot, verifies) = (segment.slot, segment.commit == Commit::Verify);
             let mine;
             (mine, answers) = answers.split_at(answers.partition_point(|a| a.row < segment.rows.end));
             self.session_mut(slot).drafts.clear();
+            if !self.landed(slot) {
+                continue;
+            }
             let fault = work.faults.iter().find(|fault| fault.segment as usize == i);
             let sound = fault.map_or(segment.rows.len(), |fault| (fault.row - segment.rows.start) as usize);
-            let (kept, end) = self.publish(segment, mine, sound, work, now, metrics);
-            if kept > sound {
+            let (rows, end) = self.publish(segment, mine, sound, work, now, metrics);
+            if rows > sound {
                 let position = segment.first_position as usize + sound;
                 self.fail(slot, StreamError::NonFinite { position }, metrics);
                 continue;
             }
+            let changes = self.changes.len();
+            if segment.feed.is_some() && verifies {
+                self.session_mut(slot).fed = segment.first_position as usize + rows;
+            }
+            self.advance(slot, rows, metrics);
             if verifies {
-                self.kept.push((slot, kept));
-                self.learn(slot, segment.rows.len() - 1, kept - 1, end.is_some(), metrics);
+                kept.push((slot, rows));
+                saved.extend(self.changes[changes..].iter().filter_map(|change| match *change {
+                    StateOp::Save { into, .. } => Some(into),
+                    _ => None,
+                }));
+                self.learn(slot, segment.rows.len() - 1, rows - 1, end.is_some(), metrics);
             }
-            if segment.feed.is_some() {
-                self.session_mut(slot).fed = segment.first_position as usize + kept;
-            }
-            self.advance(slot, kept, metrics);
             if let Some(reason) = end {
                 self.finish(slot, reason, now, metrics);
+            }
+        }
+    }
+
+    /// One batch less is in flight with rows of a session: whether it goes on.
+    fn landed(&mut self, slot: Slot) -> bool {
+        let session = self.session_mut(slot);
+        session.in_flight -= 1;
+        session.asked = false;
+        match session.leaving {
+            None => true,
+            Some(how) => {
+                self.leave(slot, how);
+                false
             }
         }
     }
@@ -434,6 +489,9 @@ impl Scheduler {
         let session = self.running[slot.0 as usize].as_mut().expect("a running session");
         let prompt = session.task.prompt;
         session.read += rows;
+        if session.in_flight == 0 {
+            session.sent = session.read;
+        }
         metrics.rows_were_run(session, rows);
         session.furthest = session.furthest.max(session.read);
         self.cache.advance(&mut session.table, &session.tokens[..session.read]);
@@ -460,7 +518,8 @@ impl Scheduler {
 
     fn fail(&mut self, slot: Slot, error: StreamError, metrics: &mut MetricsSnapshot) {
         metrics.finished_error += 1;
-        self.remove(slot).sender.fail(error);
+        self.session_mut(slot).sender.fail(error);
+        self.leave(slot, Leaving::Gone);
     }
 
     /// The step failed. The state of its sessions is undefined, so they end with the error; what the batch saved is
@@ -468,13 +527,15 @@ impl Scheduler {
     pub(crate) fn step_failed(&mut self, work: &InFlight, error: &str, metrics: &mut MetricsSnapshot) {
         metrics.failed_steps += 1;
         for segment in &work.batch.segments {
-            self.fail(segment.slot, StreamError::DeviceFailed(error.to_owned()), metrics);
+            if self.landed(segment.slot) {
+                self.fail(segment.slot, StreamError::DeviceFailed(error.to_owned()), metrics);
+            }
         }
         for change in &work.batch.before {
             match *change {
                 StateOp::Save { into, .. } => self.cache.drop_checkpoint(into),
                 StateOp::Clear { slot } | StateOp::Restore { slot, .. } if self.session(slot).is_some() => {
-                    self.step_back(slot);
+                    self.leave(slot, Leaving::StepsBack);
                 }
                 _ => {}
             }
@@ -483,22 +544,37 @@ impl Scheduler {
 
     /// Ends everything that runs or waits in line.
     pub(crate) fn fail_all(&mut self, error: &StreamError, metrics: &mut MetricsSnapshot) {
-        for session in self.line.drain(..) {
+        for mut session in self.line.drain(..) {
             session.sender.fail(error.clone());
             metrics.finished_error += 1;
         }
         while let Some(&slot) = self.by_age.last() {
-            self.fail(slot, error.clone(), metrics);
+            let mut session = self.remove(slot);
+            if session.leaving != Some(Leaving::Gone) {
+                session.sender.fail(error.clone());
+                metrics.finished_error += 1;
+            }
         }
     }
 
-    /// The session gives up its place and pages, and keeps its tokens.
-    fn step_back(&mut self, slot: Slot) {
+    /// The session gives up its place and pages: at once, or when the last batch that may touch them has landed. Who
+    /// steps back keeps its tokens; who is gone does not step back.
+    fn leave(&mut self, slot: Slot, how: Leaving) {
+        let session = self.session_mut(slot);
+        let how = if session.leaving == Some(Leaving::Gone) { Leaving::Gone } else { how };
+        session.leaving = Some(how);
+        if session.in_flight > 0 {
+            return;
+        }
         let mut session = self.remove(slot);
-        session.read = 0;
-        session.rolling = None;
-        session.preemptions += 1;
-        self.line_up(session);
+        if how == Leaving::StepsBack {
+            session.leaving = None;
+            session.read = 0;
+            session.sent = 0;
+            session.rolling = None;
+            session.preemptions += 1;
+            self.line_up(session);
+        }
     }
 
     /// Puts a session into the line, by age.

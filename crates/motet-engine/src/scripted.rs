@@ -8,10 +8,13 @@
 
 mod arithmetic;
 mod control;
+mod pipeline;
 mod solo;
 mod stage;
 
 pub use control::Control;
+pub(crate) use pipeline::Simulated;
+pub use pipeline::StageTime;
 pub use solo::Solo;
 
 use crate::clock::{Clock, SimClock};
@@ -22,8 +25,8 @@ use motet_model::batch::Sampling;
 use motet_model::device::DraftShare;
 use motet_model::layout::StateLayout;
 use motet_model::program::{State, StateKind};
-use motet_model::{Device, DeviceError, Footprint, Limits, Network, PAGE, Program, Stage};
-use std::ops::Range;
+use motet_model::split::MAX_STAGES;
+use motet_model::{Device, DeviceError, Footprint, Limits, Network, PAGE, Program, Split, Stage};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,7 +54,7 @@ impl Default for Sketch {
 }
 
 impl Sketch {
-    /// A network of that shape: session state and nothing to compute.
+    /// A network of that shape: session state and nothing to compute, in as many layers as one likes.
     pub fn network(&self) -> Network {
         let kv = |window| StateKind::Kv { heads: 1, key_dim: 1, value_dim: 1, window };
         let kinds = [
@@ -72,7 +75,7 @@ impl Sketch {
             name: None,
             vocab: self.vocab,
             d_model: 1,
-            layers,
+            layers: MAX_STAGES,
             context: self.context,
             trunk: program(states),
             draft: self.head.then(|| program(draft)),
@@ -141,7 +144,16 @@ impl Scripted {
 
     /// A stage for the whole network; no model file is needed.
     pub fn stage(&self, network: &Network, limits: &Limits) -> Box<dyn Stage> {
-        Box::new(stage::ScriptedStage::new(self.clone(), network, limits))
+        Box::new(stage::ScriptedStage::new(self.clone(), network, limits, 0, 1))
+    }
+
+    /// So many stages for the whole network each: every one keeps all state, and answers what the others answer.
+    pub fn stages(&self, network: &Network, limits: &Limits, stages: usize) -> Vec<Box<dyn Stage>> {
+        let stage = |number| {
+            let stage = stage::ScriptedStage::new(self.clone(), network, limits, number, stages);
+            Box::new(stage) as Box<dyn Stage>
+        };
+        (0..stages).map(stage).collect()
     }
 
     /// An engine over this device, with a thread of its own.
@@ -151,8 +163,8 @@ impl Scripted {
     pub fn start(&self, sketch: &Sketch, options: &Options) -> Result<Engine, PlanError> {
         let network = sketch.network();
         let plan = Plan::new(&network, options, Machine { memory: None }, self)?;
-        let (device, limits) = (self.clone(), plan.limits().clone());
-        let open = move || Ok(device.stage(&network, &limits));
+        let (device, limits, stages) = (self.clone(), plan.limits().clone(), plan.split().stages());
+        let open = move || Ok(device.stages(&network, &limits, stages));
         Ok(match &self.pace {
             Pace::Simulated(clock, _) => {
                 Engine::start_with_clock(plan, clock.clone() as Arc<dyn Clock>, open)
@@ -170,16 +182,16 @@ impl Device for Scripted {
     fn footprint(
         &self,
         network: &Network,
-        _layers: Range<usize>,
+        split: &Split,
         limits: &Limits,
-    ) -> Result<Footprint, DeviceError> {
+    ) -> Result<Vec<Footprint>, DeviceError> {
         let layout: StateLayout = network.state(limits.draft_head);
         let full = layout.pools.first().is_some_and(|p| p.window.is_none());
         if matches!(self.script, Script::Answers(_)) && !full {
             let what = "answers by history need a layer that sees all positions".into();
             return Err(DeviceError::Unsupported { device: self.name(), what });
         }
-        Ok(Footprint {
+        let stage = Footprint {
             weights: 0,
             workspace_parts: vec![("history".into(), 4 * network.context as u64)],
             page: vec![(PAGE * size_of::<arithmetic::Cell>()) as u64; layout.pools.len()],
@@ -189,16 +201,17 @@ impl Device for Scripted {
                 true => DraftShare { weights: 0, page: vec![0; layout.pools.len()], recurrent: 4 },
                 false => DraftShare::default(),
             },
-        })
+        };
+        Ok(vec![stage; split.stages()])
     }
 
     fn prepare(
         &self,
         network: &Network,
         _file: &ModelFile,
-        _layers: Range<usize>,
+        split: &Split,
         limits: &Limits,
-    ) -> Result<Box<dyn Stage>, DeviceError> {
-        Ok(self.stage(network, limits))
+    ) -> Result<Vec<Box<dyn Stage>>, DeviceError> {
+        Ok(self.stages(network, limits, split.stages()))
     }
 }

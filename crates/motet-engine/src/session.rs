@@ -47,12 +47,22 @@ pub(crate) struct Session {
     pub(crate) read: usize,
     /// Positions that the network's draft head was fed with, that of the next row perhaps included.
     pub(crate) fed: usize,
+    /// Positions whose rows have been run or are in flight; drafts that were not kept don't count any more.
+    pub(crate) sent: usize,
+    /// Batches in flight with rows of it: several with parts of its prompt, else one.
+    pub(crate) in_flight: usize,
+    /// When it was last sent: the number of the step.
+    pub(crate) sent_in: u64,
+    /// What becomes of it once nothing of it is in flight, if it does not go on.
+    pub(crate) leaving: Option<Leaving>,
     /// The furthest it was ever read: rows before it are run again after stepping back.
     pub(crate) furthest: usize,
     /// Whether its next row is that of the token chosen last; if not, it reads its prompt (or reads again).
     pub(crate) decodes: bool,
     /// Tokens that may follow, for the next step.
     pub(crate) drafts: Vec<u32>,
+    /// Whether it has been decided how many drafts its next row has.
+    pub(crate) asked: bool,
     /// Whether it takes drafts.
     pub(crate) drafting: bool,
     /// How its drafts fared.
@@ -83,6 +93,15 @@ pub(crate) struct Session {
     /// How often it stepped back.
     pub(crate) preemptions: usize,
     pub(crate) times: Times,
+}
+
+/// How a session gives up its place, once no batch in flight can touch its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// For good: its reader has left, or has been told an error.
+    Gone,
+    /// Into the line, to be read again.
+    StepsBack,
 }
 
 /// When things happened to a session.
@@ -127,9 +146,14 @@ impl Session {
                 tokens,
                 read: 0,
                 fed: 0,
+                sent: 0,
+                in_flight: 0,
+                sent_in: 0,
+                leaving: None,
                 furthest: 0,
                 decodes: false,
                 drafts: Vec::with_capacity(drafts),
+                asked: false,
                 drafting: task.drafts,
                 chances: Chances::of_session(),
                 drafted: 0,
@@ -175,19 +199,34 @@ impl Session {
         self.task.answer - self.generated
     }
 
+    /// Whether the row of its next token can be sent.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.decodes && self.in_flight == 0 && self.leaving.is_none()
+    }
+
     /// Where the next chunk must end at the latest, if state is saved at borders.
     pub(crate) fn next_border(&self) -> usize {
-        let regular = (self.read / CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY;
-        let in_prompt = self.task.borders.iter().copied().find(|&b| b > self.read);
-        let last = Some(self.tokens.len() / PAGE * PAGE).filter(|&b| b > self.read);
+        let regular = (self.sent / CHECKPOINT_EVERY + 1) * CHECKPOINT_EVERY;
+        let in_prompt = self.task.borders.iter().copied().find(|&b| b > self.sent);
+        let last = Some(self.tokens.len() / PAGE * PAGE).filter(|&b| b > self.sent);
         [in_prompt, last].into_iter().flatten().fold(regular.min(self.tokens.len()), usize::min)
     }
 
     /// Whether the state at `read`, a border, is worth keeping, and for how long.
     pub(crate) fn border_kind(&self) -> Border {
-        if self.read.is_multiple_of(CHECKPOINT_EVERY) || self.task.borders.binary_search(&self.read).is_ok() {
+        self.border_at(self.read)
+    }
+
+    /// Whether state is saved at `position`: what follows is sent once it can be.
+    pub(crate) fn saves_at(&self, position: usize) -> bool {
+        position.is_multiple_of(PAGE) && self.border_at(position) != Border::Passing
+    }
+
+    fn border_at(&self, position: usize) -> Border {
+        let in_prompt = self.task.borders.binary_search(&position).is_ok();
+        if position.is_multiple_of(CHECKPOINT_EVERY) || in_prompt {
             Border::Lasting
-        } else if self.read > self.task.prompt {
+        } else if position > self.task.prompt {
             Border::Rolling
         } else {
             Border::Passing
@@ -202,17 +241,17 @@ impl Session {
         }
     }
 
-    /// The session's questions to its rows `read .. read + rows`, the first of which is row `at` of the batch. From the
+    /// The session's questions to its rows `sent .. sent + rows`, the first of which is row `at` of the batch. From the
     /// last of its tokens on (behind it there may be drafts), each row chooses a token.
     pub(crate) fn ask(&mut self, rows: usize, at: usize, vocab: usize, batch: &mut Batch) {
         let task = self.task.clone();
-        let end = self.read + rows;
+        let end = self.sent + rows;
         let scores = self.scores();
-        let told = if task.digests { self.read..end.min(self.tokens.len() - 1) } else { scores.clone() };
-        for position in self.read.max(told.start)..end.min(told.end) {
+        let told = if task.digests { self.sent..end.min(self.tokens.len() - 1) } else { scores.clone() };
+        for position in self.sent.max(told.start)..end.min(told.end) {
             let logprob = scores.contains(&position);
             batch.asks.push(Ask {
-                row: (at + position - self.read) as u32,
+                row: (at + position - self.sent) as u32,
                 want: Want::Score { target: self.tokens[position + 1] },
                 top: task.prompt_logprobs.filter(|_| logprob).unwrap_or(0),
                 logprob,
@@ -221,7 +260,7 @@ impl Session {
         }
         if end >= self.tokens.len() && task.answer > 0 {
             let sampling = self.sampler.parameters(batch);
-            let last = at + self.tokens.len() - 1 - self.read;
+            let last = at + self.tokens.len() - 1 - self.sent;
             for row in last..at + rows {
                 let mut sampling = sampling.clone();
                 if let Some(constraint) = &mut self.constraint {

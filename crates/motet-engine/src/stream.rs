@@ -247,9 +247,11 @@ impl Sender {
         self.channel.push(Item::Finished { choice: self.choice, reason, usage }, &[]);
     }
 
-    pub(crate) fn fail(mut self, error: StreamError) {
-        self.done = true;
-        self.channel.push(Item::Failed(error), &[]);
+    /// Ends the stream with an error, if it has not ended yet.
+    pub(crate) fn fail(&mut self, error: StreamError) {
+        if !std::mem::replace(&mut self.done, true) {
+            self.channel.push(Item::Failed(error), &[]);
+        }
     }
 }
 

@@ -9,9 +9,8 @@ use motet_engine::scripted::Sketch;
 use motet_engine::{Drafts, Line, Machine, Options, Plan, PlanError};
 use motet_gguf::ModelFile;
 use motet_model::device::DraftShare;
-use motet_model::{Device, DeviceError, Footprint, Limits, Network, Stage};
+use motet_model::{Device, DeviceError, Footprint, Limits, Network, Split, Stage};
 use proptest::prelude::*;
-use std::ops::Range;
 
 /// 1 GB of weights, a workspace of 10 kB a row, pages of 10 kB (full) and 20 kB (window), 500 kB of recurrent state.
 struct Fixed;
@@ -21,10 +20,10 @@ impl Device for Fixed {
         "fixed".into()
     }
 
-    fn footprint(&self, n: &Network, _: Range<usize>, limits: &Limits) -> Result<Footprint, DeviceError> {
+    fn footprint(&self, n: &Network, split: &Split, limits: &Limits) -> Result<Vec<Footprint>, DeviceError> {
         let layout = n.state(limits.draft_head);
         let page = |window: Option<u32>| if window.is_none() { 10_000 } else { 20_000 };
-        Ok(Footprint {
+        let stage = Footprint {
             weights: 1_000_000_000,
             workspace_parts: vec![
                 ("rows".into(), 9_000 * limits.batch.rows as u64),
@@ -37,16 +36,17 @@ impl Device for Fixed {
                 true => DraftShare { weights: 50_000_000, page: vec![1_000, 0], recurrent: 100_000 },
                 false => DraftShare::default(),
             },
-        })
+        };
+        Ok(vec![stage; split.stages()])
     }
 
     fn prepare(
         &self,
         _: &Network,
         _: &ModelFile,
-        _: Range<usize>,
+        _: &Split,
         _: &Limits,
-    ) -> Result<Box<dyn Stage>, DeviceError> {
+    ) -> Result<Vec<Box<dyn Stage>>, DeviceError> {
         unreachable!("a plan loads nothing")
     }
 }

@@ -12,6 +12,7 @@ use motet_engine::{
     Constraint, Cut, Drafts, DraftsError, Machine, MetricsSnapshot, Options, Plan, Request, SamplingOptions,
     Stream, SubmitError, Turn,
 };
+use motet_model::Stages;
 
 /// Ends an answer when the sum of its tokens is divisible by 37.
 #[derive(Default)]
@@ -49,6 +50,7 @@ fn storm_options(rng: &mut Rng, sketch: Sketch, drafts: Drafts) -> Options {
         checkpoint_memory: rng.chance(2).then(|| rng.range(0, 12) as u64 * 8),
         poison: rng.chance(2),
         headroom: rng.range(0, 60),
+        stages: Stages::Balanced([1, 1, 2, 3, 5][rng.range(0, 5)]),
         drafts,
         ..options(sessions, rng.range(130, 700))
     };
@@ -173,7 +175,7 @@ fn storm(mut sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
                     Err(error) => panic!("{what}: {error}"),
                 }
             }
-            6 if weather == Weather::Failing && rng.chance(2) => match rng.range(0, 3) {
+            6 if weather == Weather::Failing => match rng.range(0, 3) {
                 0 => rig.control.panic_next(),
                 1 => rig.control.fault_next(rng.range(0, 3) as u32, rng.range(0, 6) as u32),
                 _ => rig.control.fail_commit_next(),
@@ -211,7 +213,11 @@ fn storm(mut sketch: Sketch, seed: u64, weather: Weather) -> MetricsSnapshot {
         assert!(client.stream.as_ref().is_none_or(Stream::is_over), "{what}");
     }
     assert!(rig.driver.at_rest(), "{what}");
-    assert_eq!(rig.control.wrong_drafts(), 0, "{what}");
+    // Behind several stages drafts may be under way when it turns out that rows could not be kept.
+    let may_be_lost = weather == Weather::Failing && options.stages != Stages::default();
+    assert!(may_be_lost || rig.control.wrong_drafts() == 0, "{what}");
+    // What failed goes on in other stages until it is out of the last one.
+    assert!(weather == Weather::Failing || rig.control.stages_apart() == 0, "{what}");
     let metrics = rig.engine.metrics();
     assert_eq!((metrics.num_requests_running, metrics.num_requests_waiting), (0, 0), "{what}");
     assert_eq!(metrics.kv_cache_usage, 0.0, "{what}");

@@ -4,16 +4,28 @@
 mod common;
 
 use common::*;
-use motet_engine::SubmitError;
 use motet_engine::scripted::Scripted;
+use motet_engine::{Options, SubmitError};
+use motet_model::Stages;
 use std::time::Duration;
 
 #[test]
 fn clients_on_many_threads_get_their_own_answers() {
+    clients(1);
+}
+
+#[test]
+fn clients_get_their_own_answers_behind_stages_on_threads() {
+    clients(2);
+    clients(4);
+}
+
+fn clients(stages: usize) {
     let sketch = SKETCHES[3];
-    let options = options(4, 512);
+    let options = Options { stages: Stages::Balanced(stages), ..options(4, 512) };
     let script = random(60);
-    let engine = Scripted::new(script.clone()).start(&sketch, &options).unwrap();
+    let device = Scripted::new(script.clone());
+    let engine = device.start(&sketch, &options).unwrap();
     std::thread::scope(|scope| {
         for client in 0..8 {
             let (engine, script) = (engine.clone(), &script);
@@ -51,5 +63,6 @@ fn clients_on_many_threads_get_their_own_answers() {
     assert_eq!((metrics.num_requests_running, metrics.num_requests_waiting), (0, 0));
     assert_eq!(metrics.kv_cache_usage, 0.0);
     let ended = metrics.finished_stop + metrics.finished_length + metrics.finished_abort;
+    assert_eq!(device.control.stages_apart(), 0);
     assert!(ended <= 200 && metrics.finished_error == 0, "{ended} of 200");
 }

@@ -7,6 +7,7 @@ use common::*;
 use motet_engine::clock::{Clock, SimClock};
 use motet_engine::scripted::Scripted;
 use motet_engine::{Driver, Engine, Event, Machine, Options, Plan, Request, StreamError, Workspace};
+use motet_model::batch::StateOp;
 use motet_model::device::Observer;
 use motet_model::{DeviceError, InFlight, Slot, Stage};
 use std::sync::{Arc, Mutex};
@@ -34,6 +35,10 @@ impl Stage for Reserving {
         self.inner.step(work)
     }
 
+    fn change(&mut self, changes: &[StateOp]) {
+        self.inner.change(changes);
+    }
+
     fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
         self.inner.commit(kept)
     }
@@ -56,7 +61,7 @@ fn engine(workspace: Workspace, most: usize) -> (Engine, Driver, Arc<Mutex<Vec<u
     let inner = device.stage(&network, plan.limits());
     let stage = Box::new(Reserving { inner, reserved: reserved.clone(), most });
     let clock = Arc::new(SimClock::default()) as Arc<dyn Clock>;
-    let (engine, driver) = Engine::by_hand(plan, clock, stage).unwrap();
+    let (engine, driver) = Engine::by_hand(plan, clock, vec![stage]).unwrap();
     (engine, driver, reserved)
 }
 

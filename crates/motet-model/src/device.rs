@@ -4,11 +4,11 @@
 //! pages, checkpoints, all as numbers), the device owns the memory and the arithmetic. A device never decides
 //! which session runs, and keeps DESIGN law 2: a row's bits depend on its own conversation only.
 
-use crate::batch::{BatchLimits, InFlight, Slot};
+use crate::batch::{BatchLimits, InFlight, Slot, StateOp};
 use crate::network::Network;
+use crate::split::Split;
 use motet_gguf::ModelFile;
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
 
 /// How keys and values are kept.
@@ -182,20 +182,21 @@ pub trait Device: Send + Sync {
     /// A word for people: "cpu avx512, 2 threads".
     fn name(&self) -> String;
 
-    /// The bytes a stage of `layers` would take. Reads the network's description only.
+    /// The bytes that each stage of `split` would take: the weights of its layers (the first stage also holds the
+    /// embedding, the last the heads), its workspace, its part of every session's state. What stages share is counted
+    /// once, for the first of them. Reads the network's description only.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`].
     fn footprint(
         &self,
         network: &Network,
-        layers: Range<usize>,
+        split: &Split,
         limits: &Limits,
-    ) -> Result<Footprint, DeviceError>;
+    ) -> Result<Vec<Footprint>, DeviceError>;
 
-    /// Loads the weights of `layers` (a range of trunk layers; the first stage holds the embedding, the last the
-    /// head) and allocates everything that [`Device::footprint`] names; the workspace may wait for
-    /// [`Stage::reserve`].
+    /// Loads the weights and allocates everything that [`Device::footprint`] names, stage by stage; the workspaces may
+    /// wait for [`Stage::reserve`].
     ///
     /// # Errors
     /// Any [`DeviceError`] but a panic; nothing stays allocated then.
@@ -203,13 +204,16 @@ pub trait Device: Send + Sync {
         &self,
         network: &Network,
         file: &ModelFile,
-        layers: Range<usize>,
+        split: &Split,
         limits: &Limits,
-    ) -> Result<Box<dyn Stage>, DeviceError>;
+    ) -> Result<Vec<Box<dyn Stage>>, DeviceError>;
 }
 
 /// A range of layers with its weights, workspace and part of every session's state.
 pub trait Stage: Send {
+    /// Called once by the thread that will ask for everything else, so that it can take its place on the machine.
+    fn enter(&mut self) {}
+
     /// Makes the workspace hold batches of `rows` rows, at most `Limits::batch.rows`. Called before the first step
     /// and between steps, never for fewer rows than before. A stage that has it all from the start has nothing to do.
     ///
@@ -229,9 +233,14 @@ pub trait Stage: Send {
     /// must be discarded, all else is untouched.
     fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError>;
 
-    /// Keeps the first `n_keep ≥ 1` rows of each segment of the last step whose commit is
+    /// Makes the state operations of a batch that failed in another stage, so that this one stays in step with it. Its
+    /// rows never run.
+    fn change(&mut self, changes: &[StateOp]);
+
+    /// Keeps the first `n_keep ≥ 1` rows of each segment of an earlier step whose commit is
     /// [`Commit::Verify`](crate::batch::Commit::Verify): recurrent states move there. Must name every such segment
-    /// whose session goes on, before anything else is asked of the stage.
+    /// whose session goes on, before anything else is asked of the stage for that session; steps of others may lie in
+    /// between.
     ///
     /// # Errors
     /// [`DeviceError::Batch`] for a slot without verify rows, or with fewer than are to be kept: nothing has changed

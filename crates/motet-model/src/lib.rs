@@ -12,6 +12,7 @@ pub mod header;
 pub mod layout;
 pub mod network;
 pub mod program;
+pub mod split;
 
 mod builder;
 
@@ -19,3 +20,4 @@ pub use batch::{Batch, Checkpoint, InFlight, PAGE, Segment, Slot};
 pub use device::{Device, DeviceError, Footprint, KvFormat, Limits, Observer, Stage};
 pub use network::Network;
 pub use program::Program;
+pub use split::{Split, Stages};

@@ -5,6 +5,7 @@
 //! prompt has the beginning of another, so nothing comes from the prefix cache.
 
 mod drafts;
+mod stages;
 
 use std::error::Error;
 use std::sync::Arc;
@@ -14,12 +15,12 @@ use clap::Args;
 use motet_cpu::{CpuDevice, CpuOptions};
 use motet_engine::clock::RealClock;
 use motet_engine::{Drafts, Driver, Engine, Event, Options, Request, SamplingOptions, Stream, Turn};
-use motet_model::KvFormat;
+use motet_model::{KvFormat, Stages};
 use serde::Serialize;
 
 use crate::Outcome;
 use crate::model::{self, Model};
-use crate::options::ModelArgs;
+use crate::options::{ModelArgs, StageCores};
 use crate::output::say;
 
 /// Arguments of `motet bench`.
@@ -57,6 +58,13 @@ pub(crate) struct Bench {
     /// Temperature of conversations with drafts and without
     #[arg(long, default_value_t = 0.0, requires = "drafts")]
     temperature: f32,
+    /// Compare these stages (a number, or each one's layers) at work at the same time, one after the other, and one stage
+    /// with all threads, and nothing else
+    #[arg(long, value_name = "STAGES", conflicts_with = "drafts")]
+    stages: Option<Stages>,
+    /// Processors of each stage, a thread to each (0;1)
+    #[arg(long, value_name = "CORES", requires = "stages")]
+    stage_cores: Option<StageCores>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -98,6 +106,13 @@ impl Bench {
         options.threads = self.model.threads().unwrap_or(options.threads);
         if let Some(drafts) = self.drafts {
             let report = self.compare(&model, options, drafts)?;
+            return match self.json {
+                true => Ok(say!("{}\n", serde_json::to_string_pretty(&report)?)?),
+                false => Ok(say!("{report}")?),
+            };
+        }
+        if let Some(stages) = &self.stages {
+            let report = self.pipelined(&model, options, stages, self.stage_cores.as_ref())?;
             return match self.json {
                 true => Ok(say!("{}\n", serde_json::to_string_pretty(&report)?)?),
                 false => Ok(say!("{report}")?),
@@ -191,8 +206,8 @@ impl Wheel {
     /// Loads the weights.
     fn new(model: &Model, options: Options, device: CpuDevice) -> Result<Self, Box<dyn Error>> {
         let plan = model::plan(&model.weights.network, &options, &device)?;
-        let stage = model.weights.prepare(&device, plan.limits())?;
-        let (engine, driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stage)?;
+        let stages = model.weights.prepare(&device, plan.split(), plan.limits())?;
+        let (engine, driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stages)?;
         let tokenizer = &model.tokenizer;
         let vocab = tokenizer.vocab_len().min(model.weights.network.vocab) as u32;
         let words = (0..vocab).filter(|&t| !tokenizer.is_control(t) && !tokenizer.is_end(t)).collect();

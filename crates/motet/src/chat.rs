@@ -61,7 +61,7 @@ enum Input {
 impl Chat {
     pub(crate) fn run(self) -> Outcome {
         let model = Model::open(self.model.model.as_deref())?;
-        let device = model::device(self.model.threads())?;
+        let device = self.engine.device(self.model.threads())?;
         let plan = model::plan(&model.weights.network, &self.engine.options(), &device)?;
         let engine = model.weights.start(plan, device);
         engine.wait_until_loaded()?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use motet_cpu::{CpuDevice, CpuOptions};
 use motet_engine::{Engine, Machine, Options, Plan};
 use motet_gguf::{GgufError, ModelFile};
-use motet_model::{Device, DeviceError, Limits, Network, Observer, Stage};
+use motet_model::{Device, DeviceError, Limits, Network, Observer, Split, Stage};
 use motet_text::{ChatTemplate, Tokenizer};
 
 use crate::{bytes, pull};
@@ -124,22 +124,29 @@ impl Weights {
     }
 
     fn start_with(&self, plan: Plan, device: CpuDevice, observer: Option<Box<dyn Observer>>) -> Engine {
-        let (weights, limits) = (self.clone(), plan.limits().clone());
+        let (weights, split, limits) = (self.clone(), plan.split().clone(), plan.limits().clone());
         Engine::start(plan, move || {
-            let mut stage = weights.prepare(&device, &limits)?;
-            stage.observe(observer);
-            Ok(stage)
+            let mut stages = weights.prepare(&device, &split, &limits)?;
+            if let [stage] = &mut stages[..] {
+                stage.observe(observer);
+            }
+            Ok(stages)
         })
     }
 
-    /// A stage with these weights, loaded.
+    /// The stages with these weights, loaded.
     ///
     /// # Errors
     /// What the device says.
-    pub(crate) fn prepare(&self, device: &CpuDevice, limits: &Limits) -> Result<Box<dyn Stage>, DeviceError> {
-        let stage = device.prepare(&self.network, &self.file, 0..self.network.layers, limits)?;
+    pub(crate) fn prepare(
+        &self,
+        device: &CpuDevice,
+        split: &Split,
+        limits: &Limits,
+    ) -> Result<Vec<Box<dyn Stage>>, DeviceError> {
+        let stages = device.prepare(&self.network, &self.file, split, limits)?;
         self.file.release_all();
-        Ok(stage)
+        Ok(stages)
     }
 }
 

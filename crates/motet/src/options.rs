@@ -1,14 +1,17 @@
 //! The options that commands share: which model, and how the engine is sized.
 
+use std::error::Error;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use motet_cpu::CpuDevice;
 use motet_engine::{Drafts, Options};
-use motet_model::KvFormat;
+use motet_model::{KvFormat, Stages};
 use motet_server::ServerOptions;
 
-use crate::bytes;
+use crate::{bytes, model};
 
 /// Which model.
 #[derive(Debug, Clone, Args)]
@@ -53,6 +56,13 @@ pub(crate) struct EngineArgs {
     /// Look drafts up in the conversation's own tokens, even if the model has a draft head
     #[arg(long)]
     pub(crate) look_up: bool,
+    /// Split the layers into stages that work at the same time, each with its own weights and threads: a number, or each
+    /// stage's layers (0-13,14-29)
+    #[arg(long, default_value_t = Stages::default(), value_name = "STAGES")]
+    pub(crate) stages: Stages,
+    /// Processors of each stage, a thread to each (0-3;4-7) [default: --threads divided among the stages, not pinned]
+    #[arg(long, value_name = "CORES")]
+    pub(crate) stage_cores: Option<StageCores>,
     /// Memory for saved recurrent states [default: a quarter of the pool]
     #[arg(long, value_parser = bytes::parse, value_name = "BYTES")]
     pub(crate) checkpoint_memory: Option<u64>,
@@ -71,6 +81,18 @@ impl EngineArgs {
         Options { front_end: self.server_options().memory(), ..self.options() }
     }
 
+    /// The CPU with so many threads, or with each stage on its processors.
+    ///
+    /// # Errors
+    /// Those of [`model::device`].
+    pub(crate) fn device(&self, threads: Option<usize>) -> Result<CpuDevice, Box<dyn Error>> {
+        let device = model::device(threads)?;
+        Ok(match &self.stage_cores {
+            Some(StageCores(cores)) => device.pinned(cores.clone()),
+            None => device,
+        })
+    }
+
     /// As the engine takes them.
     pub(crate) fn options(&self) -> Options {
         Options {
@@ -82,7 +104,41 @@ impl EngineArgs {
             step: Duration::from_millis(self.step_ms),
             drafts: self.drafts,
             look_up: self.look_up,
+            stages: self.stages.clone(),
             ..Options::default()
+        }
+    }
+}
+
+/// The processors of each stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StageCores(pub(crate) Vec<Vec<usize>>);
+
+impl FromStr for StageCores {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?}: expected the processors of each stage, such as 0-3;4-7 or 0,2;1,3");
+        let part = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last) = (first.trim().parse::<usize>().ok()?, last.trim().parse::<usize>().ok()?);
+            (first <= last && last < 1 << 16).then(|| (first..=last).collect::<Vec<_>>())
+        };
+        let stage = |stage: &str| Some(stage.split(',').map(part).collect::<Option<Vec<_>>>()?.concat());
+        text.split(';').map(stage).collect::<Option<_>>().map(Self).ok_or_else(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processors_of_stages_are_lists_and_ranges() {
+        assert_eq!("0;1".parse(), Ok(StageCores(vec![vec![0], vec![1]])));
+        assert_eq!("0-2,8;4".parse(), Ok(StageCores(vec![vec![0, 1, 2, 8], vec![4]])));
+        for wrong in ["", "0;", ";", "3-1", "a", "0,,1", "0-99999999"] {
+            assert!(wrong.parse::<StageCores>().is_err(), "{wrong}");
         }
     }
 }

@@ -4,7 +4,7 @@ use clap::Args;
 use motet_engine::{Machine, Plan};
 
 use crate::Outcome;
-use crate::model::{self, Model};
+use crate::model::Model;
 use crate::options::{EngineArgs, ModelArgs};
 use crate::output::say;
 
@@ -24,7 +24,7 @@ impl PlanCommand {
     pub(crate) fn run(&self) -> Outcome {
         // All of the model is looked at: what cannot be served needs no plan.
         let network = Model::open(self.model.model.as_deref())?.weights.network;
-        let device = model::device(self.model.threads())?;
+        let device = self.engine.device(self.model.threads())?;
         let plan = Plan::new(&network, &self.engine.served_options(), Machine::here(), &device)?;
         if self.json {
             say!("{}\n", serde_json::to_string_pretty(&plan)?)?;

@@ -67,7 +67,7 @@ impl SamplingArgs {
 impl Run {
     pub(crate) fn run(self) -> Outcome {
         let model = Model::open(self.model.model.as_deref())?;
-        let device = model::device(self.model.threads())?;
+        let device = self.engine.device(self.model.threads())?;
         let prompts = self.prompt.len();
         let options = Options { queue: prompts.max(Options::default().queue), ..self.engine.options() };
         let plan = model::plan(&model.weights.network, &options, &device)?;

@@ -59,7 +59,7 @@ impl FromStr for Watchdog {
 impl Serve {
     pub(crate) fn run(self) -> Outcome {
         let model = Model::open(self.model.model.as_deref())?;
-        let device = model::device(self.model.threads())?;
+        let device = self.engine.device(self.model.threads())?;
         let plan = model::plan(&model.weights.network, &self.options(), &device)?;
         let Model { name, aliases, tokenizer, template, weights } = model;
         let network = Arc::clone(&weights.network);

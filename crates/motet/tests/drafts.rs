@@ -129,8 +129,8 @@ fn run(
     let plan = |options: &Options| Plan::new(&network, options, Machine { memory: None }, &device).unwrap();
     options.memory = Some(plan(&options).smallest_memory);
     let plan = plan(&options);
-    let stage = device.prepare(&network, file, 0..network.layers, plan.limits()).unwrap();
-    let (engine, mut driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stage).unwrap();
+    let stages = device.prepare(&network, file, plan.split(), plan.limits()).unwrap();
+    let (engine, mut driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stages).unwrap();
     let requests = requests(network.vocab as u32);
     let mut streams: Vec<_> = requests.into_iter().map(|r| engine.submit(r).unwrap()).collect();
     let mut transcripts: Vec<Transcript> = streams.iter().map(|_| Transcript::default()).collect();

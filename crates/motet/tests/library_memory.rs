@@ -29,7 +29,7 @@ fn engine(workspace: Workspace) -> Rig {
 fn workspace(rig: &Rig, rows: usize) -> u64 {
     let mut limits = rig.engine.plan().limits().clone();
     limits.batch.rows = rows;
-    rig.device.footprint(&rig.network, 0..rig.network.layers, &limits).unwrap().workspace()
+    rig.device.footprint(&rig.network, rig.engine.plan().split(), &limits).unwrap()[0].workspace()
 }
 
 /// Growing to `rows` took what the device says of such a workspace beyond one of `before` rows.

@@ -13,7 +13,7 @@ use std::thread;
 use motet_cpu::{CpuDevice, CpuOptions};
 use motet_engine::{Engine, Event, Machine, Options, Plan, Request};
 use motet_gguf::{Format, ModelFile, Writer};
-use motet_model::{Device, KvFormat, Network};
+use motet_model::{Device, KvFormat, Network, Split};
 use serde_json::{Value, json};
 
 use served::Served;
@@ -40,7 +40,7 @@ fn engine(file: ModelFile) -> Engine {
     let device = CpuDevice::new(CpuOptions::from_env().unwrap());
     let plan = Plan::new(&network, &options, Machine::here(), &device).unwrap();
     let limits = plan.limits().clone();
-    Engine::start(plan, move || device.prepare(&network, &file, 0..network.layers, &limits))
+    Engine::start(plan, move || device.prepare(&network, &file, &Split::whole(&network), &limits))
 }
 
 /// The same model with every weight as F32: its products round no activation.
@@ -191,10 +191,10 @@ fn gemma3_is_loaded_within_its_plan() {
 
 /// Resident memory with `sessions` conversations of 2,048 tokens, and the plan's state per session.
 #[cfg(target_os = "linux")]
-fn resident(sessions: u32) -> (f64, f64) {
+fn resident(sessions: u32, stages: &str) -> (f64, f64) {
     let (model, count) = (real(SMOLLM2), sessions.to_string());
     let arguments =
-        ["--model", model.to_str().unwrap(), "--sessions", &count, "--ctx", "2048", "--kv", "f16"];
+        ["--model", model.to_str().unwrap(), "--sessions", &count, "--ctx", "2048", "--stages", stages];
     let (served, plan) = loaded_within_the_plan(&arguments);
     let total = plan["total"].as_f64().unwrap();
     thread::scope(|scope| {
@@ -215,7 +215,7 @@ fn resident(sessions: u32) -> (f64, f64) {
     let bound = 0.02 * total + 8.0 * MIB;
     assert!(
         (rss - total).abs() <= bound,
-        "{sessions} sessions: {:.1} MiB resident, {:.1} planned, {:.1} allowed between them",
+        "{sessions} sessions, {stages} stages: {:.1} MiB resident, {:.1} planned, {:.1} allowed between them",
         rss / MIB,
         total / MIB,
         bound / MIB
@@ -226,9 +226,14 @@ fn resident(sessions: u32) -> (f64, f64) {
 #[cfg(target_os = "linux")]
 #[test]
 fn resident_memory_is_the_plans_and_a_conversation_costs_its_state() {
-    let (one, state) = resident(1);
-    let (eight, _) = resident(8);
+    let (one, state) = resident(1, "1");
+    let (eight, _) = resident(8, "1");
     let off = (eight - one) / (7.0 * state) - 1.0;
     let (more, planned) = ((eight - one) / MIB, 7.0 * state / MIB);
     assert!(off.abs() <= 0.02, "seven more conversations cost {more:.1} MiB, their state is {planned:.1}");
+
+    // Each of two stages holds what it runs; together they hold what one does.
+    let (two_stages, _) = resident(8, "2");
+    let off = two_stages / eight - 1.0;
+    assert!(off.abs() <= 0.02, "two stages: {:.1} MiB, one: {:.1}", two_stages / MIB, eight / MIB);
 }

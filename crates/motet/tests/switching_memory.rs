@@ -21,7 +21,7 @@ fn rig(model: &str, drafts: Drafts) -> Rig {
 fn record(rig: &Rig, drafts: usize) -> u64 {
     let mut limits = rig.engine.plan().limits().clone();
     limits.batch.drafts = drafts;
-    rig.device.footprint(&rig.network, 0..rig.network.layers, &limits).unwrap().rollback
+    rig.device.footprint(&rig.network, rig.engine.plan().split(), &limits).unwrap()[0].rollback
 }
 
 // One test: the process's memory is measured.

@@ -76,6 +76,34 @@ fn every_kind_of_network_passes_with_drafts() {
     }
 }
 
+/// Behind several stages, with several batches in flight, every row is that of the conversation alone on one stage.
+#[test]
+fn stages_change_no_bit() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let tiny = |name: &str| root.join(format!("tests/fixtures/tiny/tiny-{name}-f32.gguf"));
+    let verify = |stages: usize, model: Option<&str>, budget: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_motet"));
+        command.args(["verify", "--drafts", "--stages", &stages.to_string(), "--budget", budget, "--json"]);
+        model.into_iter().for_each(|name| {
+            command.arg("--model").arg(tiny(name));
+        });
+        let output = command.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{model:?} in {stages} stages: {errors}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["differing"], 0, "{model:?} in {stages} stages: {errors}");
+        let outcomes = report["outcomes"].as_array().unwrap();
+        let sum = |what: &str| outcomes.iter().map(|o| o[what].as_u64().unwrap()).sum::<u64>();
+        assert!(outcomes.len() > 20 && sum("accepted") > 0, "{model:?} in {stages} stages: {errors}");
+    };
+    for stages in [2, 3] {
+        verify(stages, None, "40");
+    }
+    for name in ["llama", "qwen3moe", "gemma3", "qwen35", "glm4moe"] {
+        verify(2, Some(name), "60");
+    }
+}
+
 #[test]
 fn no_time_is_no_success() {
     let output =

@@ -19,7 +19,7 @@ mod sizes;
 mod stateful;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use motet_model::batch::{Batch, Commit, Fault, InFlight, Segment as BatchSegment, Slot};
+use motet_model::batch::{Batch, Commit, Fault, InFlight, Segment as BatchSegment, Slot, StateOp};
 use motet_model::device::{DeviceError, Limits, Observer, Stage};
 use motet_model::layout::WorkspaceLayout;
 use motet_model::network::Network;
@@ -30,7 +30,7 @@ use crate::arena::Arena;
 use crate::device::unsupported;
 use crate::isa::Isa;
 use crate::kv::Segment;
-use crate::pool::{Pool, WorkerPanic};
+use crate::pool::{Pool, WorkerPanic, pin_current_thread};
 use crate::rows::elementwise::is_finite;
 use crate::rows::rope::{Rope, RopeScaling as Scaling};
 use crate::session_state::SessionState;
@@ -92,6 +92,22 @@ pub(crate) struct Machine {
     pool: Pool,
     weights: Vec<Loaded>,
     ropes: Vec<Rope>,
+    /// The processor of the thread that runs the stage, if it has one of its own.
+    core: Option<usize>,
+}
+
+impl Machine {
+    /// The threads of `pool`, the first of them on `core`, with a stage's weights.
+    pub(crate) fn new(
+        program: &Program,
+        weights: Vec<Loaded>,
+        pool: Pool,
+        isa: Isa,
+        core: Option<usize>,
+    ) -> Result<Self, DeviceError> {
+        let ropes = program.ropes.iter().map(|r| rope(r, &weights)).collect::<Result<_, _>>()?;
+        Ok(Self { isa, pool, weights, ropes, core })
+    }
 }
 
 /// Memory that does not survive a step.
@@ -158,9 +174,7 @@ impl CpuStage {
         ops: Vec<usize>,
         limits: &Limits,
         sizes: Sizes,
-        weights: Vec<Loaded>,
-        pool: Pool,
-        isa: Isa,
+        machine: Machine,
     ) -> Result<Self, DeviceError> {
         let program = network.program(limits.draft_head).clone();
         let layout = WorkspaceLayout::of(&program, &ops);
@@ -183,8 +197,7 @@ impl CpuStage {
             limits.sessions,
             limits.checkpoints,
         )?;
-        let rollback = RollBack::new(sizes.rollback.clone(), limits.batch.segments)?;
-        let ropes = program.ropes.iter().map(|r| rope(r, &weights)).collect::<Result<_, _>>()?;
+        let rollback = RollBack::new(sizes.rollback.clone(), limits)?;
         Ok(Self {
             layers: Region::all(&program, &layers),
             output: Head::of(&program, output),
@@ -192,7 +205,7 @@ impl CpuStage {
             d_model: network.d_model,
             limits: limits.clone(),
             layout,
-            machine: Machine { isa, pool, weights, ropes },
+            machine,
             state,
             rollback,
             workspace: Workspace::default(),
@@ -263,6 +276,11 @@ impl CpuStage {
 }
 
 impl Stage for CpuStage {
+    fn enter(&mut self) {
+        // Where the system refuses, the stage is slower and right all the same; loading has already been refused then.
+        let _ = self.machine.core.is_none_or(pin_current_thread);
+    }
+
     fn reserve(&mut self, rows: usize) -> Result<(), DeviceError> {
         let rows = rows.min(self.limits.batch.rows);
         if rows > self.capacity {
@@ -279,9 +297,7 @@ impl Stage for CpuStage {
         work.top.clear();
         work.faults.clear();
         self.rollback.begin(&work.batch);
-        for op in &work.batch.before {
-            self.state.apply(op);
-        }
+        self.change(&work.batch.before);
         let rows = work.batch.rows();
         if rows == 0 {
             return Ok(());
@@ -298,10 +314,12 @@ impl Stage for CpuStage {
     fn draft(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
         self.check_draft(work)?;
         self.reserve(self.rows_of(&work.batch))?;
-        for op in &work.batch.before {
-            self.state.apply(op);
-        }
+        self.change(&work.batch.before);
         self.draft_all(work).map_err(panicked)
+    }
+
+    fn change(&mut self, changes: &[StateOp]) {
+        changes.iter().for_each(|change| self.state.apply(change));
     }
 
     fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
@@ -319,7 +337,7 @@ impl Stage for CpuStage {
             return Ok(());
         }
         let sizes = self.sizes.with_drafts(drafts, self.machine.pool.threads());
-        let rollback = RollBack::new(sizes.rollback.clone(), self.limits.batch.segments)?;
+        let rollback = RollBack::new(sizes.rollback.clone(), &self.limits)?;
         if self.capacity > 0 && self.workspace.scratch.states.is_empty() {
             self.workspace.scratch.states = sizes.states()?;
         }

@@ -23,8 +23,10 @@ pub(crate) struct RollBackLayout {
     recurrences: Vec<Recurrence>,
     /// Floats of a row's record.
     width: usize,
-    /// Rows of the record: as many drafts as all segments may bring.
-    rows: usize,
+    /// Rows of a slot's record: as many drafts as a segment may bring.
+    drafts: usize,
+    /// Slots.
+    slots: usize,
 }
 
 /// One recurrence of the stage.
@@ -113,17 +115,23 @@ impl RollBackLayout {
             layout.recurrences.push(Recurrence { state, at: layout.width, inputs });
             layout.width += inputs.width();
         }
-        layout.rows = limits.batch.segments * limits.batch.drafts;
+        layout.drafts = limits.batch.drafts;
+        layout.slots = limits.sessions;
         layout
     }
 
     /// The same for up to `drafts` drafts to a segment.
-    pub(crate) fn with_drafts(&self, segments: usize, drafts: usize) -> Self {
-        Self { rows: segments * drafts, ..self.clone() }
+    pub(crate) fn with_drafts(&self, drafts: usize) -> Self {
+        Self { drafts, ..self.clone() }
+    }
+
+    /// Rows of the record.
+    fn rows(&self) -> usize {
+        self.slots * self.drafts
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        4 * self.width * self.rows
+        4 * self.width * self.rows()
     }
 
     /// The greatest state that one thread copies to run drafts on it, in floats; none without drafts.
@@ -132,17 +140,19 @@ impl RollBackLayout {
             Inputs::Delta(DeltaColumns { key_dim, value_dim, .. }) => key_dim * value_dim,
             Inputs::Convolution { .. } => 0,
         };
-        if self.rows > 0 { self.recurrences.iter().map(floats).max().unwrap_or(0) } else { 0 }
+        if self.drafts > 0 { self.recurrences.iter().map(floats).max().unwrap_or(0) } else { 0 }
     }
 }
 
-/// The record of the last step.
+/// The record, slot by slot: between a session's step and its commit others may step.
 #[derive(Debug)]
 pub(crate) struct RollBack {
     layout: RollBackLayout,
     floats: Arena,
     /// The step's segments, in order.
     segments: Vec<Recorded>,
+    /// What of each slot waits for a commit.
+    waiting: Vec<Option<Recorded>>,
     /// What a commit keeps; empty between commits.
     kept: Vec<Recorded>,
     /// Parts of a commit of one session: (recurrence, part).
@@ -153,14 +163,13 @@ pub(crate) struct RollBack {
 #[derive(Debug, Clone, Copy)]
 struct Recorded {
     slot: Slot,
-    /// Whether the segment waits for a commit.
-    verify: bool,
     first: usize,
     drafts: usize,
 }
 
 impl RollBack {
-    pub(crate) fn new(layout: RollBackLayout, segments: usize) -> Result<Self, DeviceError> {
+    pub(crate) fn new(layout: RollBackLayout, limits: &Limits) -> Result<Self, DeviceError> {
+        let segments = limits.batch.segments;
         let bytes = layout.bytes();
         let refused =
             |source| DeviceError::Memory { what: "the record of verify rows", bytes: bytes as u64, source };
@@ -168,18 +177,19 @@ impl RollBack {
         let recurrences = layout.recurrences.iter().enumerate();
         let parts = recurrences.flat_map(|(i, r)| (0..r.inputs.parts()).map(move |part| (i, part))).collect();
         let (kept, recorded) = (Vec::with_capacity(segments), Vec::with_capacity(segments));
-        Ok(Self { layout, floats, segments: recorded, kept, parts })
+        Ok(Self { layout, floats, segments: recorded, waiting: vec![None; limits.sessions], kept, parts })
     }
 
-    /// Forgets the last step and makes room for this one's drafts, which `CpuStage::check_step` counted.
+    /// Makes room for a step's drafts, which `CpuStage::check_step` counted. What its sessions left before is forgotten.
     pub(super) fn begin(&mut self, batch: &Batch) {
         self.segments.clear();
-        let mut first = 0;
         for s in &batch.segments {
+            let slot = s.slot.0 as usize;
             let verify = s.commit == Commit::Verify;
             let drafts = if verify { s.rows.len() - 1 } else { 0 };
-            self.segments.push(Recorded { slot: s.slot, verify, first, drafts });
-            first += drafts;
+            let recorded = Recorded { slot: s.slot, first: slot * self.layout.drafts, drafts };
+            self.segments.push(recorded);
+            self.waiting[slot] = verify.then_some(recorded);
         }
     }
 
@@ -187,7 +197,7 @@ impl RollBack {
     pub(super) fn recorder(&mut self, state: StateId) -> Recorder<'_> {
         let recurrence = self.layout.recurrences.iter().find(|r| r.state == state);
         let Recurrence { at, inputs, .. } = *recurrence.expect("a recurrence of this stage");
-        let (width, rows) = (self.layout.width, self.layout.rows);
+        let (width, rows) = (self.layout.width, self.layout.rows());
         let record = Shared::new(RowsMut::new(
             &mut cast_slice_mut(self.floats.bytes_mut())[..rows * width],
             rows,
@@ -201,7 +211,7 @@ impl RollBack {
     fn keep(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
         self.kept.clear();
         for (i, &(slot, rows)) in kept.iter().enumerate() {
-            let found = self.segments.iter().find(|s| s.slot == slot && s.verify);
+            let found = self.waiting.get(slot.0 as usize).and_then(Option::as_ref);
             let had = found.map_or(0, |s| 1 + s.drafts);
             let Some(found) = found.filter(|_| (1..=had).contains(&rows)) else {
                 let slot = slot.0;
@@ -253,13 +263,13 @@ impl CpuStage {
     /// Moves the recurrent states of some slots past the rows that are kept.
     pub(super) fn move_states(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
         self.rollback.keep(kept)?;
-        let RollBack { layout, floats, kept, parts, .. } = &self.rollback;
+        let RollBack { layout, floats, kept: moving, parts, .. } = &self.rollback;
         let Machine { isa, pool, .. } = &mut self.machine;
         let (isa, width) = (*isa, layout.width);
         let record: &[f32] = cast_slice(floats.bytes());
         let (states, state_at) = self.state.recurrent_all();
-        let moved = pool.run(kept.len() * parts.len(), |task, _| {
-            let (session, (recurrence, part)) = (kept[task / parts.len()], parts[task % parts.len()]);
+        let moved = pool.run(moving.len() * parts.len(), |task, _| {
+            let (session, (recurrence, part)) = (moving[task / parts.len()], parts[task % parts.len()]);
             let Recurrence { state, at, inputs } = layout.recurrences[recurrence];
             let first = state_at[state.0];
             let columns = |column: usize, columns: usize| {
@@ -287,7 +297,7 @@ impl CpuStage {
                 }
             }
         });
-        self.rollback.segments.clear();
+        kept.iter().for_each(|&(slot, _)| self.rollback.waiting[slot.0 as usize] = None);
         moved.map_err(panicked)
     }
 }

@@ -39,7 +39,7 @@ impl Run<'_> {
     pub(super) fn row_wise(&mut self, region: &Region, then: Option<Cols>) -> Result<(), WorkerPanic> {
         let program = self.program;
         let ops = || region.ops.iter().map(|&op| &program.ops[op].1);
-        let Machine { isa, pool, weights, ropes } = &mut *self.machine;
+        let Machine { isa, pool, weights, ropes, .. } = &mut *self.machine;
         let rows = self.buffers.rows();
         let context = Context {
             isa: *isa,

@@ -113,7 +113,7 @@ impl Sizes {
 
     /// The same for up to `drafts` drafts to a segment.
     pub(crate) fn with_drafts(&self, drafts: usize, threads: usize) -> Self {
-        let rollback = self.rollback.with_drafts(self.segments, drafts);
+        let rollback = self.rollback.with_drafts(drafts);
         Self { state_floats: state_floats(&rollback, threads), rollback, ..self.clone() }
     }
 

@@ -12,7 +12,7 @@ use motet_model::batch::{
     Ask, Batch, BatchLimits, Commit, InFlight, MAX_POOLS, NO_PAGE, RECENT, Sampling, Segment, Slot, StateOp,
     Want,
 };
-use motet_model::{Device, KvFormat, Limits, Network, Observer, PAGE, Stage};
+use motet_model::{Device, KvFormat, Limits, Network, Observer, PAGE, Split, Stage};
 
 /// A file of the repository's fixtures.
 pub fn fixture(name: &str) -> PathBuf {
@@ -137,7 +137,7 @@ impl Bench {
         let network = Network::from_gguf(file).unwrap();
         let limits = limits(&network, draft_head, way, sessions, context);
         let device = CpuDevice::new(CpuOptions { threads: way.threads, isa: way.isa });
-        let mut stage = device.prepare(&network, file, 0..network.layers, &limits).unwrap();
+        let mut stage = device.prepare(&network, file, &Split::whole(&network), &limits).unwrap().remove(0);
         let seen = Arc::new(Mutex::new(Seen::default()));
         stage.observe(Some(Box::new(Collector(Arc::clone(&seen)))));
         for (pool, &pages) in limits.pages.iter().enumerate() {

@@ -8,6 +8,7 @@ use super::{Driver, Engine};
 use crate::drafts::{Drafter, Drafts, DraftsError, Head, LookUp, MAX_DRAFTS};
 use motet_model::{DeviceError, InFlight};
 use std::collections::TryReserveError;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -67,6 +68,7 @@ impl Driver {
     /// # Errors
     /// Any [`DraftsError`] but `Closed`.
     pub fn set_drafts(&mut self, drafts: Drafts, look_up: bool) -> Result<(), DraftsError> {
+        self.await_all();
         let plan = &self.shared.plan;
         if drafts != Drafts::Off && plan.head_left_out && !look_up {
             return Err(DraftsError::HeadNotLoaded);
@@ -95,14 +97,18 @@ impl Driver {
         let batch = plan.batch_with_drafts(drafts);
         let lists = InFlight::bytes(&batch, plan.d_model)
             - InFlight::bytes(&plan.batch_with_drafts(room), plan.d_model);
-        let needed = lists + self.stage.bytes_for_drafts(drafts);
+        let lists = self.flights as u64 * lists;
+        let needed = lists + self.pipeline.bytes_for_drafts(drafts)?;
         if let Some(spare) = plan.spare()
             && taken + needed > spare
         {
             return Err(DraftsError::Memory { drafts, needed, missing: taken + needed - spare });
         }
-        self.work.allow_drafts(&batch).map_err(|_: TryReserveError| refused("batches with drafts", lists))?;
-        self.stage.allow_drafts(drafts)?;
+        for flight in &mut self.grounded {
+            let allowed = flight.work.allow_drafts(&batch);
+            allowed.map_err(|_: TryReserveError| refused("batches with drafts", lists))?;
+        }
+        self.pipeline.each(Arc::new(move |stage| stage.allow_drafts(drafts)))?;
         self.room = (drafts, taken + needed);
         Ok(())
     }

@@ -8,9 +8,9 @@ use crate::agreement::Agreement;
 use crate::appetite::{Appetite, Wish};
 use crate::drafts::Drafts;
 use crate::metrics::MetricsSnapshot;
-use crate::session::Session;
+use crate::session::{Leaving, Session};
 use motet_model::batch::{Batch, StateOp};
-use motet_model::{InFlight, PAGE, Slot};
+use motet_model::{Checkpoint, InFlight, PAGE, Slot};
 use std::cmp::Reverse;
 use std::collections::TryReserveError;
 use std::time::Duration;
@@ -20,11 +20,12 @@ impl Scheduler {
     /// to come. It stays empty if nobody does.
     pub(crate) fn ask_for_drafts(&mut self, batch: &mut Batch) {
         self.wishes.clear();
-        let decoding = self.by_age.iter().filter(|&&slot| self.running(slot).decodes).count();
+        let decoding = self.going.len();
         let mut spare = self.most_rows.saturating_sub(decoding + self.all_behind() + 1);
-        for at in 0..self.by_age.len() {
-            let slot = self.by_age[at];
+        for at in 0..self.going.len() {
+            let slot = self.going[at];
             let most = self.draftable(self.running(slot)).min(spare);
+            self.session_mut(slot).asked = true;
             if most > 0 {
                 self.wishes.push(Wish { slot, most, drafts: most });
                 spare -= most;
@@ -38,7 +39,26 @@ impl Scheduler {
             let Wish { slot, drafts, .. } = self.wishes[at];
             batch.drafts.push(drafts as u32);
             self.lay(batch, slot, 1);
-            batch.segments[at].feed = self.lay_behind(batch, slot);
+            batch.segments[at].feed = self.lay_behind(batch, slot, self.running(slot).read);
+        }
+    }
+
+    /// A batch made by [`Scheduler::ask_for_drafts`] is in flight: its sessions wait for it.
+    pub(crate) fn drafting(&mut self, batch: &Batch) {
+        for segment in &batch.segments {
+            self.session_mut(segment.slot).in_flight += 1;
+        }
+    }
+
+    /// It has come back, with drafts or, if that failed, without.
+    pub(crate) fn drafted(&mut self, work: &InFlight, took: Option<Duration>) {
+        for segment in &work.batch.segments {
+            if self.landed(segment.slot) {
+                self.session_mut(segment.slot).asked = true;
+            }
+        }
+        if let Some(took) = took {
+            self.take_drafts(work, took);
         }
     }
 
@@ -97,7 +117,7 @@ impl Scheduler {
 
     /// How many drafts a session has use for, and could have pages for if it were alone.
     fn draftable(&self, session: &Session) -> usize {
-        if !session.decodes || !session.drafting {
+        if !session.is_ready() || !session.drafting || session.asked {
             return 0;
         }
         let first = session.read + 1;
@@ -112,14 +132,15 @@ impl Scheduler {
     /// Hands the drafts of a batch made by [`Scheduler::ask_for_drafts`] to their sessions; they took so long.
     pub(crate) fn take_drafts(&mut self, work: &InFlight, took: Duration) {
         if let Some(appetite) = &mut self.appetite {
-            let deepest = self.wishes.first().map_or(0, |wish| wish.drafts);
-            appetite.drafted(self.wishes.len(), deepest, took);
+            let deepest = work.batch.drafts.iter().max().map_or(0, |&most| most as usize);
+            appetite.drafted(work.batch.segments.len(), deepest, took);
         }
         let mut drafted = &work.drafted[..];
         for (segment, &count) in work.batch.segments.iter().zip(&work.batch.drafts) {
             let mine;
             (mine, drafted) = drafted.split_at(count as usize);
-            let session = self.running[segment.slot.0 as usize].as_mut().expect("a running session");
+            // Whose reader left meanwhile is gone.
+            let Some(session) = self.running[segment.slot.0 as usize].as_mut() else { continue };
             if segment.feed.is_some() {
                 // With what it lacked, and in drafting with the row of its next token; but a new page is zeroed after that.
                 session.fed = session.read + usize::from(!session.read.is_multiple_of(PAGE));
@@ -155,24 +176,20 @@ impl Scheduler {
         &self.running(slot).tokens
     }
 
-    /// The rows that each session with drafts keeps of the last step: for `Stage::commit`.
-    pub(crate) fn kept(&self) -> &[(Slot, usize)] {
-        &self.kept
-    }
-
-    /// The commit failed: the state of those sessions is lost, and so is what was about to be saved of it. Their tokens
+    /// The commit of `kept` failed: the state of those sessions is lost, and so is what was `saved` of it. Their tokens
     /// are not.
-    pub(crate) fn commit_failed(&mut self, metrics: &mut MetricsSnapshot) {
+    pub(crate) fn commit_failed(
+        &mut self,
+        kept: &[(Slot, usize)],
+        saved: &[Checkpoint],
+        metrics: &mut MetricsSnapshot,
+    ) {
         metrics.failed_steps += 1;
-        while let Some((slot, _)) = self.kept.pop() {
-            let cache = &mut self.cache;
-            self.changes.retain(|change| match *change {
-                StateOp::Save { slot: of, into } if of == slot => {
-                    cache.drop_checkpoint(into);
-                    false
-                }
-                _ => true,
-            });
+        for &lost in saved {
+            self.cache.drop_checkpoint(lost);
+            self.changes.retain(|change| !matches!(change, StateOp::Save { into, .. } if *into == lost));
+        }
+        for &(slot, _) in kept {
             if self.session(slot).is_some() {
                 self.go_on_without_drafts(slot, metrics);
             }
@@ -182,7 +199,7 @@ impl Scheduler {
     /// The session is read again and takes no more drafts.
     pub(super) fn go_on_without_drafts(&mut self, slot: Slot, metrics: &mut MetricsSnapshot) {
         self.session_mut(slot).drafting = false;
-        self.step_back(slot);
+        self.leave(slot, Leaving::StepsBack);
         metrics.num_preemptions += 1;
     }
 }

@@ -24,16 +24,18 @@ impl Scheduler {
         decoding.map(|session| self.behind(session)).sum()
     }
 
-    /// Lays the tokens of these positions into a batch.
-    pub(super) fn lay_behind(&self, batch: &mut Batch, slot: Slot) -> Option<Range<u32>> {
+    /// Lays the tokens of those positions before `first` into a batch.
+    pub(super) fn lay_behind(&self, batch: &mut Batch, slot: Slot, first: usize) -> Option<Range<u32>> {
         let session = self.running(slot);
         let from = batch.behind.len() as u32;
-        batch.behind.extend_from_slice(&session.tokens[session.read - self.behind(session)..session.read]);
+        if self.head {
+            batch.behind.extend_from_slice(&session.tokens[session.fed.min(first)..first]);
+        }
         self.head.then_some(from..batch.behind.len() as u32)
     }
 
     /// Has the head fed in the step of a batch that is complete otherwise, if it must be.
-    pub(super) fn feed(&self, batch: &mut Batch) {
+    pub(super) fn feed(&mut self, batch: &mut Batch) {
         if !self.head {
             return;
         }
@@ -46,7 +48,11 @@ impl Scheduler {
         };
         if batch.segments.iter().any(must) {
             for at in 0..batch.segments.len() {
-                batch.segments[at].feed = self.lay_behind(batch, batch.segments[at].slot);
+                let Segment { slot, first_position, ref rows, .. } = batch.segments[at];
+                let (first, rows) = (first_position as usize, rows.len());
+                batch.segments[at].feed = self.lay_behind(batch, slot, first);
+                // What follows may be sent before this step has ended.
+                self.session_mut(slot).fed = first + rows;
             }
         }
     }

@@ -15,6 +15,9 @@ pub struct Control {
     wrong_drafts: Mutex<u64>,
     feeds: Mutex<u64>,
     refuses: AtomicBool,
+    stages_apart: Mutex<u64>,
+    /// Troubles that came.
+    come: Mutex<usize>,
 }
 
 pub(super) enum Trouble {
@@ -89,11 +92,28 @@ impl Control {
         *self.wrong_drafts.lock() += 1;
     }
 
-    pub(super) fn begin(&self) -> Option<Trouble> {
-        *self.steps.lock() += 1;
-        let mut held = self.held.lock();
-        self.let_go.wait_while(&mut held, |held| *held);
-        drop(held);
-        self.troubles.lock().pop_front()
+    /// Times that a stage answered other than the one before it: its state has gone its own way.
+    pub fn stages_apart(&self) -> u64 {
+        *self.stages_apart.lock()
+    }
+
+    pub(super) fn count_stage_apart(&self) {
+        *self.stages_apart.lock() += 1;
+    }
+
+    /// A step begins in one of the stages: the trouble that comes to it, to each stage in turn.
+    pub(super) fn begin(&self, stage: usize, stages: usize) -> Option<Trouble> {
+        if stage == 0 {
+            *self.steps.lock() += 1;
+            let mut held = self.held.lock();
+            self.let_go.wait_while(&mut held, |held| *held);
+        }
+        let mut come = self.come.lock();
+        if *come % stages != stage {
+            return None;
+        }
+        let trouble = self.troubles.lock().pop_front()?;
+        *come += 1;
+        Some(trouble)
     }
 }

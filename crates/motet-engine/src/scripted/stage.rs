@@ -34,6 +34,9 @@ impl Pool {
 
 pub(super) struct ScriptedStage {
     device: Scripted,
+    /// Which of how many stages it is.
+    number: usize,
+    of: usize,
     sketch: Sketch,
     pools: Vec<Pool>,
     slots: Vec<Memory>,
@@ -62,7 +65,13 @@ struct Verified {
 }
 
 impl ScriptedStage {
-    pub(super) fn new(device: Scripted, network: &Network, limits: &Limits) -> Self {
+    pub(super) fn new(
+        device: Scripted,
+        network: &Network,
+        limits: &Limits,
+        number: usize,
+        of: usize,
+    ) -> Self {
         let layout = network.state(limits.draft_head);
         let pages = |(pool, count): (usize, &usize)| Pool {
             window: layout.pools[pool].window,
@@ -90,6 +99,8 @@ impl ScriptedStage {
             segments: limits.batch.segments,
             drafts: limits.batch.drafts,
             solo: Solo::with_capacity(sketch, device.script.clone(), limits.context),
+            number,
+            of,
             device,
         }
     }
@@ -107,7 +118,7 @@ impl ScriptedStage {
         }
     }
 
-    fn change(&mut self, change: StateOp) {
+    fn change_one(&mut self, change: StateOp) {
         match change {
             StateOp::ZeroPage { pool, page } => self.fill(pool as usize, page, ZERO),
             StateOp::Clear { slot } => self.slots[slot.0 as usize] = CLEAR,
@@ -317,7 +328,7 @@ impl ScriptedStage {
 
 impl Stage for ScriptedStage {
     fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
-        let trouble = self.device.control.begin();
+        let trouble = self.device.control.begin(self.number, self.of);
         self.check(&work.batch)?;
         let too_many = |s: &Segment| s.commit == Commit::Verify && s.rows.len() > 1 + self.drafts;
         if work.batch.segments.iter().any(too_many) {
@@ -330,12 +341,13 @@ impl Stage for ScriptedStage {
         self.pass_time(work.batch.rows(), more);
         self.commit_fails |= matches!(trouble, Some(Trouble::Commit));
         let InFlight { batch, answers, top, faults, .. } = work;
+        let others = answers.len();
         if let Some(Trouble::Panic) = trouble {
             self.wreck(batch);
             return Err(DeviceError::Panic("as ordered".into()));
         }
-        batch.before.iter().for_each(|&change| self.change(change));
-        self.verified.clear();
+        Stage::change(self, &batch.before);
+        self.verified.retain(|v| !batch.segments.iter().any(|s| s.slot == v.slot));
         let mut asks = batch.asks.iter().peekable();
         for segment in &batch.segments {
             self.run(batch, segment, |stage, row, position, state| {
@@ -344,6 +356,12 @@ impl Stage for ScriptedStage {
                 }
             });
         }
+        let (before, own) = answers.split_at(others);
+        let same = |(a, b): (&Answer, &Answer)| (a.row, a.token, a.digest) == (b.row, b.token, b.digest);
+        if self.number > 0 && !(before.len() == own.len() && before.iter().zip(own).all(same)) {
+            self.device.control.count_stage_apart();
+        }
+        answers.drain(..others);
         if let Some(Trouble::Fault { segment, row }) = trouble {
             let number = (segment as usize).min(batch.segments.len() - 1);
             let segment = &batch.segments[number];
@@ -353,6 +371,10 @@ impl Stage for ScriptedStage {
             faults.push(Fault { segment: number as u32, row });
         }
         Ok(())
+    }
+
+    fn change(&mut self, changes: &[StateOp]) {
+        changes.iter().for_each(|&change| self.change_one(change));
     }
 
     fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {

@@ -7,6 +7,7 @@ use motet_engine::{
     Advance, Constraint, Driver, Engine, Event, FinishReason, Machine, Options, Plan, Request,
     SamplingOptions, Stream, Turn,
 };
+use motet_model::Stages;
 use motet_model::batch::{Sampling, Seen};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -90,13 +91,21 @@ impl Rig {
         agree: impl Fn(&Sampling, usize, u64) -> bool + Send + Sync + 'static,
     ) -> Self {
         let clock = Arc::new(SimClock::default());
-        let pace = Pace::Simulated(clock.clone(), Arc::new(step_time));
+        let several = options.stages != Stages::default();
+        let pace = match several {
+            true => Pace::None,
+            false => Pace::Simulated(clock.clone(), Arc::new(step_time)),
+        };
         let draft_pass = Arc::new(|_| Duration::from_millis(2));
         let device = Scripted { pace, agree: Arc::new(agree), draft_pass, ..Scripted::new(script.clone()) };
         let network = sketch.network();
         let plan = Plan::new(&network, options, Machine { memory: None }, &device).unwrap();
-        let stage = device.stage(&network, plan.limits());
-        let (engine, driver) = Engine::by_hand(plan, clock.clone() as Arc<dyn Clock>, stage).unwrap();
+        let stages = device.stages(&network, plan.limits(), plan.split().stages());
+        let (engine, driver) = match several {
+            true => Engine::simulated(plan, clock.clone(), stages, Arc::new(|_, rows| step_time(rows))),
+            false => Engine::by_hand(plan, clock.clone() as Arc<dyn Clock>, stages),
+        }
+        .unwrap();
         Self { engine, driver, clock, control: device.control, sketch, script }
     }
 

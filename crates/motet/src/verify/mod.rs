@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use motet_cpu::{CpuDevice, CpuOptions, Isa};
 use motet_engine::{Machine, Plan};
-use motet_model::Stage;
+use motet_model::Stages;
 use motet_text::Tokenizer;
 
 use self::conversation::Vocabulary;
@@ -26,7 +26,7 @@ use self::matrix::{Matrix, Way};
 use self::report::Report;
 #[cfg(test)]
 use self::report::Verdict;
-use self::runs::{Prepare, Runs, Setting, Subject};
+use self::runs::{Prepare, Prepared, Runs, Setting, Subject};
 use crate::Outcome;
 use crate::model::{self, Model};
 use crate::output::{note, say};
@@ -51,6 +51,9 @@ pub(crate) struct Verify {
     /// Also with drafts, from none to three, adaptive and looked up, at temperatures 0, 0.7 and 1
     #[arg(long)]
     drafts: bool,
+    /// Stages behind which conversations run together: a number, or each stage's layers (0-13,14-29)
+    #[arg(long, default_value_t = Stages::default(), value_name = "STAGES")]
+    stages: Stages,
     /// All ways instead of a set in which every two values meet; on the built-in model
     #[arg(long, conflicts_with = "model")]
     full: bool,
@@ -67,7 +70,8 @@ impl Verify {
         let matrix = Matrix::new(Isa::available(), slow_in_scalar);
         let matrix = if self.drafts { matrix.with_drafts() } else { matrix };
         let ways = if self.full { matrix.product() } else { matrix.covering() };
-        let runs = Runs::new(subject(&model, &prepare, slow_in_scalar), deadline);
+        let subject = Subject { stages: self.stages.clone(), ..subject(&model, &prepare, slow_in_scalar) };
+        let runs = Runs::new(subject, deadline);
         let (outcomes, left_out) = examine(runs, ways)?;
         let seconds = begun.elapsed().as_secs_f64();
         let report = Report::new(model.name.clone(), seconds, &matrix, outcomes, left_out);
@@ -85,6 +89,7 @@ fn subject<'a>(model: &Model, prepare: Prepare<'a>, slow_in_scalar: bool) -> Sub
     Subject {
         prepare,
         vocabulary: vocabulary(&model.tokenizer, network.vocab),
+        stages: Stages::default(),
         context: network.context,
         recurrent: 4 * network.state(false).recurrent_floats as u64,
         slow_in_scalar,
@@ -98,8 +103,8 @@ fn vocabulary(tokenizer: &Tokenizer, len: usize) -> Vocabulary {
     Vocabulary::new(len.min(tokenizer.vocab_len()), special)
 }
 
-/// Plans a stage on the CPU and loads it.
-fn prepare(model: &Model, setting: Setting) -> Result<(Plan, Box<dyn Stage>), Box<dyn Error>> {
+/// Plans stages on the CPU and loads them.
+fn prepare(model: &Model, setting: Setting) -> Result<Prepared, Box<dyn Error>> {
     let device = CpuDevice::new(CpuOptions { threads: setting.threads, isa: setting.isa });
     let mut options = setting.options;
     if setting.tight {
@@ -107,8 +112,8 @@ fn prepare(model: &Model, setting: Setting) -> Result<(Plan, Box<dyn Stage>), Bo
         options.memory = Some(plan.smallest_memory);
     }
     let plan = model::plan(&model.weights.network, &options, &device)?;
-    let stage = model.weights.prepare(&device, plan.limits())?;
-    Ok((plan, stage))
+    let stages = model.weights.prepare(&device, plan.split(), plan.limits())?;
+    Ok((plan, stages))
 }
 
 /// Runs the ways: what came of them, and those that the time did not suffice for.
@@ -131,8 +136,9 @@ fn examine(mut runs: Runs<'_>, ways: Vec<Way>) -> Result<(Vec<runs::Outcome>, Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+    use motet_model::batch::StateOp;
     use motet_model::device::Observer;
-    use motet_model::{DeviceError, InFlight, Slot};
+    use motet_model::{DeviceError, InFlight, Slot, Stage};
 
     /// A stage that is exact but for one bit: where several conversations share a step, the logits of the last row asked
     /// for differ.
@@ -151,6 +157,10 @@ mod tests {
                 answer.digest ^= 1;
             }
             Ok(())
+        }
+
+        fn change(&mut self, changes: &[StateOp]) {
+            self.0.change(changes);
         }
 
         fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
@@ -179,8 +189,9 @@ mod tests {
         let faithful = report(&|setting| prepare(&model, setting), &model);
         assert_eq!(faithful.verdict(), Ok(()), "{faithful}");
         let sabotaged = |setting| {
-            let (plan, stage) = prepare(&model, setting)?;
-            Ok((plan, Box::new(Saboteur(stage)) as Box<dyn Stage>))
+            let (plan, stages) = prepare(&model, setting)?;
+            let sabotaged = stages.into_iter().map(|stage| Box::new(Saboteur(stage)) as Box<dyn Stage>);
+            Ok((plan, sabotaged.collect()))
         };
         let report = report(&sabotaged, &model);
         assert_eq!(report.verdict(), Err(Verdict::Differ));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use motet_cpu::Isa;
 use motet_engine::clock::RealClock;
 use motet_engine::{Drafts, Driver, Engine, Options, Plan, Request, Stream, Turn};
-use motet_model::{PAGE, Stage};
+use motet_model::{PAGE, Stage, Stages};
 use serde::Serialize;
 
 use super::conversation::{Conversation, Extent, MOST, Vocabulary};
@@ -39,12 +39,17 @@ pub(super) struct Setting {
 }
 
 /// Plans, and loads the weights.
-pub(super) type Prepare<'a> = &'a dyn Fn(Setting) -> Result<(Plan, Box<dyn Stage>), Box<dyn Error>>;
+pub(super) type Prepare<'a> = &'a dyn Fn(Setting) -> Result<Prepared, Box<dyn Error>>;
+
+/// A plan, and the stages that were loaded by it.
+pub(super) type Prepared = (Plan, Vec<Box<dyn Stage>>);
 
 /// The model under test.
 pub(super) struct Subject<'a> {
     pub(super) prepare: Prepare<'a>,
     pub(super) vocabulary: Vocabulary,
+    /// The stages behind which conversations run together; each alone runs on one.
+    pub(super) stages: Stages,
     /// Positions of a conversation at most.
     pub(super) context: usize,
     /// Bytes of one conversation's recurrent state.
@@ -260,6 +265,7 @@ impl<'a> Runs<'a> {
         let options = Options {
             drafts,
             look_up,
+            stages: self.subject.stages.clone(),
             sessions: conversations.len() + usize::from(elder.is_some()),
             context: Some((pages * PAGE).min(self.subject.context)),
             rows: ROWS,
@@ -278,9 +284,9 @@ impl<'a> Runs<'a> {
         if self.deadline.is_some_and(|deadline| begun + self.preparation >= deadline) {
             return Ok(None);
         }
-        let (plan, stage) = (self.subject.prepare)(setting)?;
-        let (stage, seen) = Witness::of(stage);
-        let (engine, driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stage)?;
+        let (plan, stages) = (self.subject.prepare)(setting)?;
+        let (stages, seen) = Witness::of(stages);
+        let (engine, driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stages)?;
         self.preparation = self.preparation.max(begun.elapsed());
         Ok(Some(Wheel { engine, driver, seen, deadline: self.deadline }))
     }
@@ -429,11 +435,7 @@ mod tests {
         Sketch { vocab: 1000, context: 2048, full: true, window: None, recurrent: false, head: false };
 
     /// A scripted stage; with two threads it has `other` instead.
-    fn prepare(
-        sketch: &Sketch,
-        other: &Sketch,
-        setting: Setting,
-    ) -> Result<(Plan, Box<dyn Stage>), Box<dyn Error>> {
+    fn prepare(sketch: &Sketch, other: &Sketch, setting: Setting) -> Result<Prepared, Box<dyn Error>> {
         let network = if setting.threads == 2 { other } else { sketch }.network();
         let device = Scripted::new(Script::Random { end: None, mean: 100 });
         let plan = |options: &Options| Plan::new(&network, options, Machine { memory: None }, &device);
@@ -443,12 +445,13 @@ mod tests {
         }
         let plan = plan(&options)?;
         let stage = device.stage(&network, plan.limits());
-        Ok((plan, stage))
+        Ok((plan, vec![stage]))
     }
 
     fn outcomes(sketch: Sketch, other: Sketch, slow_in_scalar: bool, ways: Vec<Way>) -> Vec<Outcome> {
         let prepare = |setting: Setting| prepare(&sketch, &other, setting);
         let subject = Subject {
+            stages: Stages::default(),
             prepare: &prepare,
             vocabulary: Vocabulary::new(sketch.vocab, |token| token < 3),
             context: sketch.context,
@@ -524,8 +527,14 @@ mod tests {
     fn nothing_runs_behind_the_deadline() {
         let prepare = |_: Setting| -> Result<_, Box<dyn Error>> { panic!("too late to prepare anything") };
         let vocabulary = Vocabulary::new(1000, |_| false);
-        let subject =
-            Subject { prepare: &prepare, vocabulary, context: 8192, recurrent: 0, slow_in_scalar: false };
+        let subject = Subject {
+            prepare: &prepare,
+            vocabulary,
+            stages: Stages::default(),
+            context: 8192,
+            recurrent: 0,
+            slow_in_scalar: false,
+        };
         let mut runs = Runs::new(subject, Some(Instant::now()));
         assert!(runs.run(Matrix::new(vec![Isa::Scalar], false).covering()[0]).unwrap().is_none());
     }
@@ -535,7 +544,7 @@ mod tests {
         let network = WHOLE.network();
         let deadline = Instant::now() + Duration::from_millis(100);
         let late_steps = Arc::new(AtomicUsize::new(0));
-        let prepare = |setting: Setting| -> Result<(Plan, Box<dyn Stage>), Box<dyn Error>> {
+        let prepare = |setting: Setting| -> Result<Prepared, Box<dyn Error>> {
             let late_steps = Arc::clone(&late_steps);
             let time = move |_| {
                 late_steps.fetch_add(usize::from(Instant::now() >= deadline), Ordering::Relaxed);
@@ -545,11 +554,17 @@ mod tests {
             let device = Scripted { pace: Pace::Real(Arc::new(time)), ..Scripted::new(script) };
             let plan = Plan::new(&network, &setting.options, Machine { memory: None }, &device)?;
             let stage = device.stage(&network, plan.limits());
-            Ok((plan, stage))
+            Ok((plan, vec![stage]))
         };
         let vocabulary = Vocabulary::new(1000, |_| false);
-        let subject =
-            Subject { prepare: &prepare, vocabulary, context: 8192, recurrent: 0, slow_in_scalar: false };
+        let subject = Subject {
+            prepare: &prepare,
+            vocabulary,
+            stages: Stages::default(),
+            context: 8192,
+            recurrent: 0,
+            slow_in_scalar: false,
+        };
         // Alone, the first conversation takes 17 steps.
         let mut runs = Runs::new(subject, Some(deadline));
         assert!(runs.run(Matrix::new(vec![Isa::Scalar], false).covering()[0]).unwrap().is_none());

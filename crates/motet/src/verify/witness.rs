@@ -1,6 +1,6 @@
 //! A stage that hands everything on and counts what it was made to do: what a run claims must have been seen here.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use motet_model::batch::{Commit, Segment, StateOp};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 /// What a stage was made to do.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Work {
-    /// Most conversations in one step.
+    /// Most conversations in one step; in all that may be in flight at once, where there are several stages.
     pub(super) together: usize,
     /// Most rows of one conversation in one step, drafts apart.
     pub(super) chunk: usize,
@@ -41,23 +41,33 @@ impl Seen {
     }
 }
 
-/// A stage under observation.
+/// A stage under observation: the first, through which everything goes.
 pub(super) struct Witness {
     stage: Box<dyn Stage>,
     seen: Seen,
     /// Pages, with their pools, that had an owner.
     used: HashSet<(usize, u32)>,
+    /// The conversations of the last steps, as many as may be in flight.
+    recent: VecDeque<Vec<Slot>>,
 }
 
 impl Witness {
-    /// Puts a stage under observation.
-    pub(super) fn of(stage: Box<dyn Stage>) -> (Box<dyn Stage>, Seen) {
+    /// Puts the first of some stages under observation.
+    pub(super) fn of(mut stages: Vec<Box<dyn Stage>>) -> (Vec<Box<dyn Stage>>, Seen) {
         let seen = Seen::default();
-        (Box::new(Self { stage, seen: seen.clone(), used: HashSet::new() }), seen)
+        let in_flight = if stages.len() > 1 { stages.len() + 1 } else { 1 };
+        let recent = vec![Vec::new(); in_flight].into();
+        let stage = stages.remove(0);
+        stages.insert(0, Box::new(Self { stage, seen: seen.clone(), used: HashSet::new(), recent }));
+        (stages, seen)
     }
 }
 
 impl Stage for Witness {
+    fn enter(&mut self) {
+        self.stage.enter();
+    }
+
     fn reserve(&mut self, rows: usize) -> Result<(), DeviceError> {
         self.stage.reserve(rows)
     }
@@ -66,14 +76,23 @@ impl Stage for Witness {
         let segments = &work.batch.segments;
         let certain = |s: &&Segment| s.commit == Commit::All;
         let chunk = segments.iter().filter(certain).map(|s| s.rows.len()).max().unwrap_or(0);
+        self.recent.rotate_left(1);
+        if let Some(newest) = self.recent.back_mut() {
+            *newest = segments.iter().map(|s| s.slot).collect();
+        }
+        let together = self.recent.iter().flatten().collect::<HashSet<_>>().len();
         self.seen.change(|w| {
-            (w.together, w.chunk) = (w.together.max(segments.len()), w.chunk.max(chunk));
+            (w.together, w.chunk) = (w.together.max(together), w.chunk.max(chunk));
         });
         self.used.extend(work.batch.before.iter().filter_map(|op| match *op {
             StateOp::ZeroPage { pool, page } => Some((pool as usize, page)),
             _ => None,
         }));
         self.stage.step(work)
+    }
+
+    fn change(&mut self, changes: &[StateOp]) {
+        self.stage.change(changes);
     }
 
     fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {

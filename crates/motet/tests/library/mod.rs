@@ -53,8 +53,8 @@ impl Rig {
         let network = Network::from_gguf(&file).unwrap();
         let device = CpuDevice::new(CpuOptions { threads: 2, isa: Isa::best() });
         let plan = Plan::new(&network, options, Machine { memory: None }, &device).unwrap();
-        let stage = device.prepare(&network, &file, 0..network.layers, plan.limits()).unwrap();
-        let (engine, driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stage).unwrap();
+        let stages = device.prepare(&network, &file, plan.split(), plan.limits()).unwrap();
+        let (engine, driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stages).unwrap();
         Self { engine, driver, network, device }
     }
 

@@ -1,0 +1,227 @@
+//! Several stages at work at the same time, in simulated time: how busy they are beside what their times allow, and that
+//! nothing is lost between them.
+
+#![allow(clippy::unwrap_used)] // a test may panic
+
+mod common;
+
+use common::*;
+use motet_engine::clock::{Clock, SimClock};
+use motet_engine::scripted::{Pace, Scripted, StageTime};
+use motet_engine::{
+    Driver, Engine, Event, Machine, Options, Plan, Request, SamplingOptions, Stream, StreamError, Turn,
+};
+use motet_model::batch::StateOp;
+use motet_model::device::Observer;
+use motet_model::{DeviceError, InFlight, Slot, Stage, Stages};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A stage's time: so many microseconds a batch and a row.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    batch: u64,
+    row: u64,
+}
+
+impl Cost {
+    fn of(self, rows: f64) -> f64 {
+        self.batch as f64 + self.row as f64 * rows
+    }
+}
+
+struct Line {
+    engine: Engine,
+    driver: Driver,
+    clock: Arc<SimClock>,
+    costs: Vec<Cost>,
+}
+
+impl Line {
+    fn new(costs: &[Cost], sessions: usize, context: usize) -> Self {
+        let options = Options {
+            stages: Stages::Balanced(costs.len()),
+            checkpoint_memory: None,
+            ..options(sessions, context)
+        };
+        let device = Scripted { pace: Pace::None, ..Scripted::new(random(1_000_000)) };
+        let network = SKETCHES[0].network();
+        let plan = Plan::new(&network, &options, Machine { memory: None }, &device).unwrap();
+        let stages = device.stages(&network, plan.limits(), costs.len());
+        let clock = Arc::new(SimClock::default());
+        let of_stage = costs.to_vec();
+        let time: StageTime =
+            Arc::new(move |stage, rows| Duration::from_micros(of_stage[stage].of(rows as f64) as u64));
+        let (engine, driver) = Engine::simulated(plan, clock.clone(), stages, time).unwrap();
+        Self { engine, driver, clock, costs: costs.to_vec() }
+    }
+
+    fn submit(&self, seed: u64, prompt: usize, answer: usize) -> Stream {
+        let sampling = SamplingOptions { seed: Some(seed), ..SamplingOptions::greedy() };
+        let prompt = Rng(seed).tokens(prompt);
+        self.engine.submit(Request { sampling, max_tokens: Some(answer), ..Request::new(prompt) }).unwrap()
+    }
+
+    /// Turns until the counter of tokens has reached `tokens`; the time that has passed.
+    fn until(&mut self, tokens: u64) -> Duration {
+        let begun = self.clock.now();
+        while self.engine.metrics().generation_tokens < tokens {
+            assert_eq!(self.driver.turn(), Turn::Ran);
+        }
+        self.clock.now() - begun
+    }
+
+    /// The least time in which `sessions` sessions can all have their next token: over the number of batches, what the
+    /// dearest stage takes for all of them, or a batch for its way through all stages.
+    fn bound(&self, sessions: usize) -> Duration {
+        let round = |batches: usize| {
+            let rows = sessions as f64 / batches as f64;
+            let dearest = self.costs.iter().map(|cost| cost.of(rows)).fold(0.0, f64::max);
+            let all: f64 = self.costs.iter().map(|cost| cost.of(rows)).sum();
+            (batches as f64 * dearest).max(all)
+        };
+        Duration::from_nanos((1..=sessions).map(round).fold(f64::INFINITY, f64::min).mul_add(1e3, 0.0) as u64)
+    }
+}
+
+/// Decoding with two sessions a stage or more runs at 0.95 of what the stages' times allow, or better.
+#[test]
+fn stages_are_as_busy_as_their_times_allow() {
+    let even = |stages| vec![Cost { batch: 400, row: 100 }; stages];
+    let mut lines: Vec<(Vec<Cost>, usize)> = Vec::new();
+    for stages in [2, 3, 4, 8, 16] {
+        for each in [2, 3, 4, 8] {
+            lines.push((even(stages), (stages * each).min(64)));
+        }
+        let uneven = (0..stages as u64).map(|i| Cost { batch: 200 + 150 * (i % 3), row: 60 + 40 * (i % 2) });
+        lines.push((uneven.collect(), 4 * stages));
+        let heavy_end = (0..stages as u64)
+            .map(|i| Cost { batch: 300, row: if i + 1 == stages as u64 { 250 } else { 50 } });
+        lines.push((heavy_end.collect(), 2 * stages + 1));
+    }
+    for (costs, sessions) in lines {
+        let what = format!("{} stages, {sessions} sessions, {:?}", costs.len(), &costs[..2]);
+        let mut line = Line::new(&costs, sessions, 1024);
+        let streams: Vec<Stream> = (0..sessions as u64).map(|i| line.submit(i, 5, 900)).collect();
+        // All decide, and the number of batches has settled.
+        line.until(60 * sessions as u64);
+        let rounds = 200;
+        let before = line.engine.metrics().generation_tokens;
+        let took = line.until(before + rounds * sessions as u64);
+        let share = line.bound(sessions).as_secs_f64() * rounds as f64 / took.as_secs_f64();
+        assert!(share >= 0.95, "{what}: {share:.3} of the bound, {:?}", line.engine.metrics().stage_busy);
+        assert!(share <= 1.01, "{what}: {share:.3}: more than the stages can do");
+        drop(streams);
+    }
+}
+
+/// Parts of one prompt follow each other through the stages.
+#[test]
+fn one_long_prompt_keeps_all_stages_at_work() {
+    for stages in [2, 4] {
+        let costs = vec![Cost { batch: 400, row: 100 }; stages];
+        let mut line = Line::new(&costs, 1, 8192);
+        let stream = line.submit(1, 4096, 1);
+        let took = line.until(1).as_secs_f64();
+        let alone = Cost { batch: 400, row: 100 };
+        // 32 parts of 128 rows, one stage after the other.
+        let in_turn = stages as f64 * 32.0 * alone.of(128.0) * 1e-6;
+        assert!(in_turn / took > 0.88 * stages as f64, "{stages} stages: {:.2} times", in_turn / took);
+        drop(stream);
+    }
+}
+
+/// Prompts come while others decide: stages do nothing less than a twentieth of the time.
+#[test]
+fn prompts_beside_next_tokens_leave_no_bubbles() {
+    for stages in [2, 4, 8] {
+        let costs = vec![Cost { batch: 400, row: 100 }; stages];
+        let mut line = Line::new(&costs, 4 * stages, 2048);
+        let talks: Vec<Stream> = (0..3 * stages as u64).map(|i| line.submit(i, 5, 1500)).collect();
+        line.until(30 * stages as u64);
+        let begun = (line.clock.now(), line.engine.metrics().stage_busy);
+        // More prompts than there are places: some is always being read, but for the last ones.
+        let count = 6 * stages as u64;
+        let prompts: Vec<Stream> = (0..count).map(|i| line.submit(100 + i, 1000, 1)).collect();
+        let end = line.engine.metrics().prompt_tokens_computed + count * 1000 * 4 / 5;
+        while line.engine.metrics().prompt_tokens_computed < end {
+            assert_eq!(line.driver.turn(), Turn::Ran);
+        }
+        let passed = (line.clock.now() - begun.0).as_secs_f64();
+        for (stage, (after, before)) in line.engine.metrics().stage_busy.iter().zip(&begun.1).enumerate() {
+            let busy = (*after - *before).as_secs_f64() / passed;
+            assert!(busy > 0.95, "stage {stage} of {stages} worked {busy:.2} of the time");
+        }
+        drop((talks, prompts));
+    }
+}
+
+/// A stage whose own code panics when it is told to.
+struct Panics {
+    inner: Box<dyn Stage>,
+    next: Arc<AtomicBool>,
+}
+
+impl Stage for Panics {
+    fn step(&mut self, work: &mut InFlight) -> Result<(), DeviceError> {
+        assert!(!self.next.swap(false, Ordering::Relaxed), "a bug in the stage");
+        self.inner.step(work)
+    }
+
+    fn change(&mut self, changes: &[StateOp]) {
+        self.inner.change(changes);
+    }
+
+    fn commit(&mut self, kept: &[(Slot, usize)]) -> Result<(), DeviceError> {
+        self.inner.commit(kept)
+    }
+
+    fn poison(&mut self, pool: usize, page: u32) {
+        self.inner.poison(pool, page);
+    }
+
+    fn observe(&mut self, observer: Option<Box<dyn Observer>>) {
+        self.inner.observe(observer);
+    }
+}
+
+/// The sessions of the batch fail with what the panic said; the stage, its thread and everybody else go on.
+#[test]
+fn a_panic_in_a_stages_own_code_is_the_error_of_its_batch() {
+    for (stages, which) in [(1, 0), (2, 0), (2, 1), (3, 1)] {
+        let (sketch, script) = (SKETCHES[3], random(1_000_000));
+        let device = Scripted::new(script.clone());
+        let network = sketch.network();
+        let options = Options { stages: Stages::Balanced(stages), ..options(3, 2048) };
+        let plan = Plan::new(&network, &options, Machine { memory: None }, &device).unwrap();
+        let mut line = device.stages(&network, plan.limits(), stages);
+        let next = Arc::new(AtomicBool::new(false));
+        let inner = line.remove(which);
+        line.insert(which, Box::new(Panics { inner, next: next.clone() }));
+        let engine = Engine::start(plan, move || Ok(line));
+        let submit = |seed| {
+            let request = Request { max_tokens: Some(300), ..request(Rng(seed).tokens(70), seed) };
+            engine.submit(request).unwrap()
+        };
+        device.control.hold();
+        let mut first = submit(1);
+        next.store(true, Ordering::Relaxed);
+        device.control.resume();
+        let last = std::iter::from_fn(|| first.blocking_next()).last();
+        let Some(Event::Failed(StreamError::DeviceFailed(said))) = last else { panic!("{last:?}") };
+        assert!(said.contains("a bug in the stage"), "{said}");
+        for seed in 1..4 {
+            let (mut stream, mut said) = (submit(seed), Vec::new());
+            while let Some(event) = stream.blocking_next() {
+                add(&mut said, event);
+            }
+            let asked = Request { max_tokens: Some(300), ..request(Rng(seed).tokens(70), seed) };
+            let what = format!("{stages} stages, panic in {which}, seed {seed}");
+            assert_same(&said[0], &expected(sketch, &script, 2048, &asked, 0), &what);
+        }
+        assert!(engine.wait_for_rest(Duration::from_secs(10)));
+        let metrics = engine.metrics();
+        assert_eq!((metrics.failed_steps, metrics.finished_error, metrics.kv_cache_usage), (1, 1, 0.0));
+    }
+}
