@@ -9,7 +9,9 @@ use crate::stream::StreamSize;
 use motet_model::batch::{BatchLimits, RECENT};
 use motet_model::layout::StateLayout;
 use motet_model::split::SplitError;
-use motet_model::{Device, DeviceError, Footprint, InFlight, KvFormat, Limits, Network, PAGE, Split, Stages};
+use motet_model::{
+    Device, DeviceError, Footprint, InFlight, KvFormat, Limits, Network, PAGE, PartCosts, Split, Stages,
+};
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -71,6 +73,8 @@ pub struct Options {
     pub look_up: bool,
     /// The stages that the layers are split into.
     pub stages: Stages,
+    /// Measured costs by which stages are balanced; `None`: the program's cost model.
+    pub layer_costs: Option<PartCosts>,
     /// Only one batch is in flight: several stages run one after the other on all rows, as others do it. What the
     /// pipeline is compared with.
     pub in_turn: bool,
@@ -100,6 +104,7 @@ impl Default for Options {
             drafts: Drafts::Off,
             look_up: false,
             stages: Stages::default(),
+            layer_costs: None,
             in_turn: false,
             workspace: Workspace::AtStart,
             watchdog: None,
@@ -263,7 +268,7 @@ impl Plan {
     ) -> Result<Self, PlanError> {
         let context = check(network, options)?;
         let draft_head = options.drafts != Drafts::Off && !options.look_up && network.draft.is_some();
-        let split = options.stages.split(network, draft_head)?;
+        let split = options.stages.split(network, draft_head, options.layer_costs.as_ref())?;
         // One for each stage, and one that is being settled and filled meanwhile.
         let flights = if split.stages() > 1 && !options.in_turn { split.stages() + 1 } else { 1 };
         let layout = network.state(draft_head);

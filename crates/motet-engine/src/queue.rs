@@ -302,6 +302,7 @@ impl Queue {
         let (breakers, waiting) = (std::mem::take(&mut inside.breakers), std::mem::take(&mut inside.waiting));
         let on_stall = inside.on_stall.take();
         drop(inside);
+        self.knock.notify_one();
         self.rest.notify_all();
         breakers.iter().for_each(|breaker| breaker.fail(error.clone()));
         drop(waiting);

@@ -20,4 +20,4 @@ pub use batch::{Batch, Checkpoint, InFlight, PAGE, Segment, Slot};
 pub use device::{Device, DeviceError, Footprint, KvFormat, Limits, Observer, Stage};
 pub use network::Network;
 pub use program::Program;
-pub use split::{Split, Stages};
+pub use split::{PartCosts, Split, Stages};

@@ -51,6 +51,14 @@ pub enum SplitError {
         /// There are.
         layers: usize,
     },
+    /// Costs that are not those of this network.
+    #[error("{found} costs of layers, expected {layers}, one for each layer")]
+    Costs {
+        /// Given.
+        found: usize,
+        /// Layers of the network.
+        layers: usize,
+    },
     /// The ranges leave something out or overlap.
     #[error(
         "stage {stage} begins with layer {found}, expected {expected}: stages hold all layers, each once, in order"
@@ -170,15 +178,26 @@ impl Default for Stages {
 }
 
 impl Stages {
-    /// The split of a network, balanced by its cost model where the layers are not given.
+    /// The split of a network; where the layers are not given, balanced by the costs that were measured, or else by its
+    /// cost model.
     ///
     /// # Errors
     /// [`SplitError`].
-    pub fn split(&self, network: &Network, draft_head: bool) -> Result<Split, SplitError> {
-        match self {
-            Stages::Balanced(1) => Ok(Split::whole(network)),
-            Stages::Balanced(stages) => Split::balanced(&PartCosts::of(network, draft_head), *stages),
-            Stages::Layers(ranges) => Split::of(ranges, network.layers),
+    pub fn split(
+        &self,
+        network: &Network,
+        draft_head: bool,
+        measured: Option<&PartCosts>,
+    ) -> Result<Split, SplitError> {
+        let layers = network.layers;
+        match (self, measured) {
+            (Stages::Layers(ranges), _) => Split::of(ranges, layers),
+            (Stages::Balanced(_), Some(costs)) if costs.layers.len() != layers => {
+                Err(SplitError::Costs { found: costs.layers.len(), layers })
+            }
+            (Stages::Balanced(1), _) => Ok(Split::whole(network)),
+            (Stages::Balanced(stages), Some(costs)) => Split::balanced(costs, *stages),
+            (Stages::Balanced(stages), None) => Split::balanced(&PartCosts::of(network, draft_head), *stages),
         }
     }
 }
@@ -213,6 +232,31 @@ impl fmt::Display for Stages {
         match self {
             Stages::Balanced(stages) => write!(f, "{stages}"),
             Stages::Layers(ranges) => Split { ranges: ranges.clone() }.fmt(f),
+        }
+    }
+}
+
+/// Not the costs of a network's parts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{found:?} are no costs: expected numbers from 0 on: what stands before the layers, each layer, what stands behind"
+)]
+pub struct NoCosts {
+    /// What was given.
+    pub found: String,
+}
+
+impl FromStr for PartCosts {
+    type Err = NoCosts;
+
+    fn from_str(text: &str) -> Result<Self, NoCosts> {
+        let number = |n: &str| n.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+        let numbers: Option<Vec<f64>> = text.split(',').map(number).collect();
+        match numbers.as_deref() {
+            Some([input, layers @ .., output]) if !layers.is_empty() => {
+                Ok(Self { input: *input, layers: layers.to_vec(), output: *output })
+            }
+            _ => Err(NoCosts { found: text.into() }),
         }
     }
 }
@@ -319,5 +363,9 @@ mod tests {
         assert_eq!(Split::of(&[0..14, 15..30], 30), Err(gap));
         assert_eq!(Split::of(&[0..14, 14..29], 30), Err(SplitError::End { found: 28, layers: 30 }));
         assert!(Split::balanced(&costs(0.0, &[1.0; 3], 0.0), 4).is_err());
+        assert_eq!("0.1, 2,3.5,4".parse(), Ok(costs(0.1, &[2.0, 3.5], 4.0)));
+        for wrong in ["", "1,2", "1,2,x", "1,-2,3", "1,inf,3"] {
+            assert!(wrong.parse::<PartCosts>().is_err(), "{wrong}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use motet_cpu::CpuDevice;
 use motet_engine::{Drafts, Options};
-use motet_model::{KvFormat, Stages};
+use motet_model::{KvFormat, PartCosts, Stages};
 use motet_server::ServerOptions;
 
 use crate::{bytes, model};
@@ -60,6 +60,10 @@ pub(crate) struct EngineArgs {
     /// stage's layers (0-13,14-29)
     #[arg(long, default_value_t = Stages::default(), value_name = "STAGES")]
     pub(crate) stages: Stages,
+    /// Measured costs, in any unit, by which --stages balances them: of what stands before the layers, of each layer, of
+    /// what stands behind them [default: the cost model's]
+    #[arg(long, value_name = "COST,COST,…")]
+    pub(crate) layer_costs: Option<PartCosts>,
     /// Processors of each stage, a thread to each (0-3;4-7) [default: --threads divided among the stages, not pinned]
     #[arg(long, value_name = "CORES")]
     pub(crate) stage_cores: Option<StageCores>,
@@ -105,6 +109,7 @@ impl EngineArgs {
             drafts: self.drafts,
             look_up: self.look_up,
             stages: self.stages.clone(),
+            layer_costs: self.layer_costs.clone(),
             ..Options::default()
         }
     }
