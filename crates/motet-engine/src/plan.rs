@@ -22,6 +22,10 @@ const MIB: u64 = 1 << 20;
 /// Program, HTTP, allocator, thread stacks: what no other line names.
 pub const REST: u64 = 8 * MIB;
 
+/// Rows of prompts in a batch while several are in flight: enough to be read at full speed, few enough that one prompt
+/// fills all stages.
+pub(crate) const PIPELINED_ROWS: usize = 128;
+
 /// Bytes of a tokenizer's tables for each token, about.
 const TOKENIZER: u64 = 40;
 
@@ -274,7 +278,13 @@ impl Plan {
         let layout = network.state(draft_head);
         let sessions = options.sessions;
         let blocks_per_context = context.div_ceil(PAGE);
-        let rows = options.rows.max(2 * sessions);
+        let rows = match options.prefill_chunk {
+            None if flights > 1 => {
+                options.rows.min(PIPELINED_ROWS + sessions * (1 + options.drafts.most(draft_head)))
+            }
+            _ => options.rows,
+        };
+        let rows = rows.max(2 * sessions);
         let mut limits = Limits {
             batch: batch_limits(
                 rows,

@@ -302,10 +302,11 @@ impl Queue {
         let (breakers, waiting) = (std::mem::take(&mut inside.breakers), std::mem::take(&mut inside.waiting));
         let on_stall = inside.on_stall.take();
         drop(inside);
-        self.knock.notify_one();
         self.rest.notify_all();
         breakers.iter().for_each(|breaker| breaker.fail(error.clone()));
         drop(waiting);
+        // A thread that waits for a stage ends; its streams have been told why.
+        self.knock.notify_one();
         if let Some(tell) = on_stall {
             tell();
         }

@@ -8,12 +8,9 @@
 
 use super::Scheduler;
 use crate::costs::Costs;
+use crate::plan::PIPELINED_ROWS;
 use motet_model::Slot;
 use std::time::Duration;
-
-/// Rows of prompts in a batch while several are in flight: enough to be read at full speed, few enough that one prompt
-/// fills all stages.
-const PROMPT_ROWS: usize = 128;
 
 /// What is known of the stages.
 pub(super) struct MicroBatches {
@@ -54,7 +51,7 @@ impl MicroBatches {
 
     /// Rows of a batch that also has `decoding` rows, of `most` that there is room for.
     pub(super) fn most_rows(&self, most: usize, decoding: usize) -> usize {
-        if self.flights > 1 { most.min(decoding + PROMPT_ROWS) } else { most }
+        if self.flights > 1 { most.min(decoding + PIPELINED_ROWS) } else { most }
     }
 }
 
