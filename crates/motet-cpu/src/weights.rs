@@ -129,6 +129,7 @@ impl WeightsLayout {
             bytes,
             source,
         })?;
+        arena.touch(pool).map_err(|panic| DeviceError::Panic(panic.to_string()))?;
         let mut loaded = vec![Loaded::Elsewhere; program.weights.len()];
         self.shared.iter().for_each(|id| loaded[id.0] = earlier[id.0].clone());
         for &(id, offset) in &self.places {
