@@ -310,14 +310,14 @@ impl Plan {
         let full = layout.pools.iter().position(|p| p.window.is_none());
         let block_bytes = PrefixCache::bytes_per_block() as u64;
         let full_page = block_bytes + full.map_or(0, |p| footprint.page[p]);
-        // Sliding-window pages that each session is promised, and those of one whole batch beyond them.
+        // Sliding-window pages that each session is promised, and those of all batches in flight beyond them.
         let windows: Vec<(usize, usize)> = layout
             .pools
             .iter()
             .enumerate()
             .filter_map(|(p, pool)| Some((p, window_promise(pool.window? as usize, context))))
             .collect();
-        let chunk = rows.div_ceil(PAGE);
+        let chunk = flights * rows.div_ceil(PAGE);
         let windows_per_session: u64 = windows.iter().map(|&(p, n)| n as u64 * footprint.page[p]).sum();
         let windows_chunk: u64 = windows.iter().map(|&(p, _)| chunk as u64 * footprint.page[p]).sum();
 

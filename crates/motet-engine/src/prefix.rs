@@ -148,7 +148,7 @@ impl PrefixCache {
 
     /// Whether sessions hold nothing and were promised nothing.
     pub(crate) fn at_rest(&self) -> bool {
-        self.pages.at_rest() && self.windows.iter().all(|w| w.pages.at_rest())
+        self.pages.at_rest() && self.windows.iter().all(|w| w.pages.at_rest()) && self.checkpoints.at_rest()
     }
 
     /// Whether everything known fits together: every known block's parent is known, and sliding-window pages and
@@ -348,15 +348,30 @@ impl PrefixCache {
         (table.sealed, table.promised, table.windowed_held) = (0, 0, [0; MAX_POOLS]);
     }
 
-    /// A place for the recurrent state at the end of the session's last sealed block. `None` if the block has one
-    /// already or the budget is nought.
-    pub(crate) fn checkpoint(&mut self, table: &Table) -> Option<Checkpoint> {
+    /// Gives the session's last sealed block a checkpoint: the reserved place, if its state is saved there already, or
+    /// another. `None` if the block has one, the reserved place is free again then; or if there is none to be had.
+    pub(crate) fn checkpoint(&mut self, table: &Table, reserved: Option<Checkpoint>) -> Option<Checkpoint> {
         let block = table.blocks[table.sealed - 1];
-        if self.blocks[block as usize].checkpoint != NONE {
-            self.checkpoints.touch(self.blocks[block as usize].checkpoint);
+        let known = self.blocks[block as usize].checkpoint;
+        if known != NONE {
+            self.checkpoints.touch(known);
+            reserved.into_iter().for_each(|place| self.checkpoints.free(place));
             return None;
         }
-        self.checkpoints.attach(block, &mut self.blocks)
+        let place = reserved.or_else(|| self.reserve_checkpoint())?;
+        self.checkpoints.attach(place, block, &mut self.blocks);
+        Some(place)
+    }
+
+    /// A place for recurrent state whose block is not sealed yet: for [`PrefixCache::checkpoint`] or
+    /// [`PrefixCache::free_checkpoint`].
+    pub(crate) fn reserve_checkpoint(&mut self) -> Option<Checkpoint> {
+        self.checkpoints.reserve(&mut self.blocks)
+    }
+
+    /// A reserved place was not needed.
+    pub(crate) fn free_checkpoint(&mut self, reserved: Checkpoint) {
+        self.checkpoints.free(reserved);
     }
 
     /// The free pages that were not poisoned since they became free, with their pools.

@@ -12,7 +12,10 @@
 
 mod drafting;
 mod feeding;
+mod leaving;
 mod micro_batches;
+mod prompts;
+mod saving;
 
 use crate::agreement::{Agreement, FallenOut};
 use crate::appetite::{Appetite, Wish};
@@ -23,7 +26,7 @@ use crate::pipeline::Flight;
 use crate::plan::Plan;
 use crate::prefix::PrefixCache;
 use crate::queue::Queue;
-use crate::session::{Border, Leaving, Session};
+use crate::session::{Leaving, Session};
 use crate::stream::{FinishReason, StreamError, Token};
 use micro_batches::MicroBatches;
 use motet_model::batch::{Answer, Batch, Commit, MAX_POOLS, Segment, StateOp, Want};
@@ -31,12 +34,6 @@ use motet_model::{InFlight, PAGE, Slot};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
-
-/// While nobody waits for a next token, a step may take this many times its usual time: prompts read faster.
-const ALONE: u32 = 8;
-
-/// Decoding may be slowed by this factor so that prompts advance, even where one row takes longer than a step should.
-const COMPANY: f64 = 1.25;
 
 /// All sessions, and everything they share.
 pub(crate) struct Scheduler {
@@ -166,24 +163,6 @@ impl Scheduler {
         }
     }
 
-    /// Nothing is computed for readers that have left.
-    fn bury_the_dead(&mut self, queue: &Queue, metrics: &mut MetricsSnapshot) {
-        metrics.finished_abort += queue.take_abandoned();
-        self.line.retain(|session| {
-            let abandoned = session.sender.abandoned();
-            metrics.finished_abort += if abandoned { 1 + session.forks.len() as u64 } else { 0 };
-            !abandoned
-        });
-        for slot in (0..self.running.len() as u32).map(Slot) {
-            let dead = |s: &Session| s.sender.abandoned() && s.leaving != Some(Leaving::Gone);
-            if self.session(slot).is_some_and(dead) {
-                let forks = std::mem::take(&mut self.session_mut(slot).forks);
-                metrics.finished_abort += 1 + forks.len() as u64;
-                self.leave(slot, Leaving::Gone);
-            }
-        }
-    }
-
     /// The rows of each session that goes: one, and one for each draft.
     fn decode(&mut self, batch: &mut Batch) {
         for at in 0..self.going.len() {
@@ -223,6 +202,7 @@ impl Scheduler {
                     waiting,
                     self.context,
                     self.most_drafts,
+                    self.micro_batches.flights(),
                 )));
                 self.arrivals += 1;
             }
@@ -257,6 +237,7 @@ impl Scheduler {
         session.fed = session.read;
         session.sent = session.read;
         session.furthest = session.furthest.max(session.read);
+        session.begun_with = hit.checkpoint;
         session.decodes = false;
         session.served = self.steps;
         if session.cached.is_none() {
@@ -272,69 +253,6 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Shares what is left of the step among the prompts. Half of it in equal parts, so that every prompt advances; the
-    /// other half goes to the one that is nearest to its end, and what it leaves to the next: of several that come at
-    /// once the first answers begin as soon as they can, and the last no later.
-    fn prefill(&mut self, batch: &mut Batch) {
-        let mut budget = self.prefill_budget(batch.rows());
-        self.prompts.clear();
-        for &slot in &self.by_age {
-            let session = self.running(slot);
-            if session.decodes || session.leaving.is_some() {
-                continue;
-            }
-            let rows = self.chunk_end(session) - session.sent;
-            let saves_first = self.recurrent && session.in_flight > 0 && session.saves_at(session.sent);
-            if rows > 0 && !saves_first {
-                self.prompts.push((slot, rows));
-            }
-        }
-        let mut prompts = std::mem::take(&mut self.prompts);
-        if prompts.len() > budget {
-            prompts.sort_unstable_by_key(|&(slot, _)| (self.running(slot).served, slot));
-            prompts.truncate(budget);
-        }
-        prompts.sort_unstable_by_key(|&(slot, rows)| (rows, slot));
-        let equal = (budget / (2 * prompts.len().max(1))).max(1);
-        for (i, &(slot, rows)) in prompts.iter().enumerate() {
-            let behind = prompts.len() - i - 1;
-            let share = match self.chunk {
-                Some(chunk) => chunk.min(budget),
-                None => budget - equal * behind,
-            };
-            let session = self.running(slot);
-            let end = self.cache.reach(&session.table, session.sent + rows.min(share));
-            let rows = end.saturating_sub(session.sent);
-            if rows > 0 {
-                self.add(batch, slot, rows);
-                budget -= rows;
-            }
-        }
-        self.prompts = prompts;
-    }
-
-    /// Rows for prompts beside `decoding` rows.
-    fn prefill_budget(&self, decoding: usize) -> usize {
-        let most = self.most_rows - self.all_behind();
-        if self.chunk.is_some() {
-            return most - decoding;
-        }
-        let most = self.micro_batches.most_rows(most, decoding);
-        let time = match self.costs.expected(decoding) {
-            // Nobody's next token waits, not even for a batch in flight.
-            _ if self.deciding() == 0 => self.step * ALONE,
-            Some(time) => self.step.max(time.mul_f64(COMPANY)),
-            None => self.step,
-        };
-        let least = (decoding + 1).min(most);
-        self.costs.rows_within(time, least, most) - decoding
-    }
-
-    /// Where the next chunk of a prompt ends at the latest.
-    fn chunk_end(&self, session: &Session) -> usize {
-        if self.recurrent { session.next_border() } else { session.tokens.len() }
-    }
-
     /// Adds a segment: the session's next `rows` rows, for which there are pages.
     fn add(&mut self, batch: &mut Batch, slot: Slot, rows: usize) {
         let session = self.running[slot.0 as usize].as_mut().expect("a running session");
@@ -342,6 +260,7 @@ impl Scheduler {
         if !session.decodes {
             session.served = self.steps;
         }
+        self.save_ahead(slot);
         self.lay(batch, slot, rows);
         let steps = self.steps;
         let session = self.session_mut(slot);
@@ -495,101 +414,13 @@ impl Scheduler {
         metrics.rows_were_run(session, rows);
         session.furthest = session.furthest.max(session.read);
         self.cache.advance(&mut session.table, &session.tokens[..session.read]);
-        if self.recurrent && session.read.is_multiple_of(PAGE) {
-            save(&mut self.cache, session, slot, &mut self.changes);
-        }
+        session.begun_with = None;
+        self.save(slot);
+        let session = self.session_mut(slot);
         if session.read >= prompt && !session.forks.is_empty() {
             let forks = std::mem::take(&mut session.forks);
             forks.into_iter().for_each(|fork| self.line_up(Box::new(fork)));
         }
-    }
-
-    /// The answer is complete. Its pages stay known for the next turn.
-    fn finish(&mut self, slot: Slot, reason: FinishReason, now: Duration, metrics: &mut MetricsSnapshot) {
-        let session = self.remove(slot);
-        metrics.finished(&session, reason, now);
-        if let Some(fallen_out) = self.agreement.ended(session.compared, session.agreed) {
-            metrics.drafts_fallen_out += 1;
-            self.fallen_out = Some(fallen_out);
-        }
-        let usage = session.usage();
-        session.sender.finish(reason, usage);
-    }
-
-    fn fail(&mut self, slot: Slot, error: StreamError, metrics: &mut MetricsSnapshot) {
-        metrics.finished_error += 1;
-        self.session_mut(slot).sender.fail(error);
-        self.leave(slot, Leaving::Gone);
-    }
-
-    /// The step failed. The state of its sessions is undefined, so they end with the error; what the batch saved is
-    /// lost; a session that was to begin in it without a row steps back and begins again.
-    pub(crate) fn step_failed(&mut self, work: &InFlight, error: &str, metrics: &mut MetricsSnapshot) {
-        metrics.failed_steps += 1;
-        for segment in &work.batch.segments {
-            if self.landed(segment.slot) {
-                self.fail(segment.slot, StreamError::DeviceFailed(error.to_owned()), metrics);
-            }
-        }
-        for change in &work.batch.before {
-            match *change {
-                StateOp::Save { into, .. } => self.cache.drop_checkpoint(into),
-                StateOp::Clear { slot } | StateOp::Restore { slot, .. } if self.session(slot).is_some() => {
-                    self.leave(slot, Leaving::StepsBack);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Ends everything that runs or waits in line.
-    pub(crate) fn fail_all(&mut self, error: &StreamError, metrics: &mut MetricsSnapshot) {
-        for mut session in self.line.drain(..) {
-            session.sender.fail(error.clone());
-            metrics.finished_error += 1;
-        }
-        while let Some(&slot) = self.by_age.last() {
-            let mut session = self.remove(slot);
-            if session.leaving != Some(Leaving::Gone) {
-                session.sender.fail(error.clone());
-                metrics.finished_error += 1;
-            }
-        }
-    }
-
-    /// The session gives up its place and pages: at once, or when the last batch that may touch them has landed. Who
-    /// steps back keeps its tokens; who is gone does not step back.
-    fn leave(&mut self, slot: Slot, how: Leaving) {
-        let session = self.session_mut(slot);
-        let how = if session.leaving == Some(Leaving::Gone) { Leaving::Gone } else { how };
-        session.leaving = Some(how);
-        if session.in_flight > 0 {
-            return;
-        }
-        let mut session = self.remove(slot);
-        if how == Leaving::StepsBack {
-            session.leaving = None;
-            session.read = 0;
-            session.sent = 0;
-            session.rolling = None;
-            session.preemptions += 1;
-            self.line_up(session);
-        }
-    }
-
-    /// Puts a session into the line, by age.
-    fn line_up(&mut self, session: Box<Session>) {
-        let at = self.line.partition_point(|s| s.age < session.age);
-        self.line.insert(at, session);
-    }
-
-    /// Takes a session out of its place; its pages are released.
-    fn remove(&mut self, slot: Slot) -> Box<Session> {
-        let mut session = self.running[slot.0 as usize].take().expect("a running session");
-        self.by_age.retain(|&s| s != slot);
-        self.free_slots.push(slot);
-        self.cache.release(&mut session.table);
-        session
     }
 
     fn session(&self, slot: Slot) -> Option<&Session> {
@@ -643,24 +474,5 @@ impl Scheduler {
             && self.free_slots.len() == self.running.len()
             && self.cache.at_rest()
             && self.cache.is_consistent()
-    }
-}
-
-/// Saves the recurrent state at a border if it is of use to a later turn.
-fn save(cache: &mut PrefixCache, session: &mut Session, slot: Slot, changes: &mut Vec<StateOp>) {
-    let border = session.border_kind();
-    if border == Border::Passing {
-        return;
-    }
-    if let Some((block, checkpoint)) = session.rolling.take()
-        && cache.checkpoints().block_of(checkpoint) == Some(block)
-    {
-        cache.drop_checkpoint(checkpoint);
-    }
-    if let Some(into) = cache.checkpoint(&session.table) {
-        changes.push(StateOp::Save { slot, into });
-        if border == Border::Rolling {
-            session.rolling = cache.checkpoints().block_of(into).map(|block| (block, into));
-        }
     }
 }

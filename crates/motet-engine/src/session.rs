@@ -12,7 +12,7 @@ use crate::sampling::{Sampler, random_seed};
 use crate::stream::{FinishReason, Sender, Token, Usage};
 use motet_model::batch::{Ask, Batch, Want};
 use motet_model::{Checkpoint, PAGE};
-use std::collections::TryReserveError;
+use std::collections::{TryReserveError, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,6 +86,10 @@ pub(crate) struct Session {
     pub(crate) forks: Vec<Session>,
     /// The checkpoint at the last border of the answer so far, with its block: given up for the next one.
     pub(crate) rolling: Option<(u32, Checkpoint)>,
+    /// Borders whose state is saved by batches in flight, ascending, each with the place; they get it once read up to.
+    pub(crate) saving: VecDeque<(usize, Checkpoint)>,
+    /// The checkpoint that its state was taken from, until rows of it have landed: what saves that may be in flight.
+    pub(crate) begun_with: Option<Checkpoint>,
     /// The step in which its prompt last advanced.
     pub(crate) served: u64,
     /// Prompt tokens found in the cache when it first started; `None` until then.
@@ -113,8 +117,9 @@ pub(crate) struct Times {
 }
 
 impl Session {
-    /// The first choice of a request, which carries the others as forks. It may get `drafts` drafts at a time.
-    pub(crate) fn new(number: u64, waiting: Waiting, context: usize, drafts: usize) -> Self {
+    /// The first choice of a request, which carries the others as forks. It may get `drafts` drafts at a time, and have
+    /// rows in so many `flights`.
+    pub(crate) fn new(number: u64, waiting: Waiting, context: usize, drafts: usize, flights: usize) -> Self {
         let Waiting { request, senders, answer, arrived } = waiting;
         let prompt = request.prompt.len();
         // The next turn shares the whole prompt, a fork all but its last token.
@@ -168,6 +173,8 @@ impl Session {
                 scored: if choice == 0 { 1 } else { prompt },
                 forks: Vec::new(),
                 rolling: None,
+                saving: VecDeque::with_capacity(flights),
+                begun_with: None,
                 served: 0,
                 cached: None,
                 preemptions: 0,
@@ -212,17 +219,13 @@ impl Session {
         [in_prompt, last].into_iter().flatten().fold(regular.min(self.tokens.len()), usize::min)
     }
 
-    /// Whether the state at `read`, a border, is worth keeping, and for how long.
-    pub(crate) fn border_kind(&self) -> Border {
-        self.border_at(self.read)
-    }
-
-    /// Whether state is saved at `position`: what follows is sent once it can be.
+    /// Whether state is saved at `position`.
     pub(crate) fn saves_at(&self, position: usize) -> bool {
         position.is_multiple_of(PAGE) && self.border_at(position) != Border::Passing
     }
 
-    fn border_at(&self, position: usize) -> Border {
+    /// Whether the state at `position`, a border, is worth keeping, and for how long.
+    pub(crate) fn border_at(&self, position: usize) -> Border {
         let in_prompt = self.task.borders.binary_search(&position).is_ok();
         if position.is_multiple_of(CHECKPOINT_EVERY) || in_prompt {
             Border::Lasting

@@ -63,6 +63,39 @@ fn a_session_that_was_to_begin_in_a_failed_step_begins_again() {
     }
 }
 
+/// Between several stages, others may have begun with state that a batch was to save before it turns out that it failed.
+#[test]
+fn who_began_with_state_that_a_failed_step_was_to_save_begins_again() {
+    for sketch in [SKETCHES[2], SKETCHES[5]] {
+        let options = Options { prefill_chunk: Some(128), stages: Stages::Balanced(2), ..options(2, 1024) };
+        let mut rig = Rig::new(sketch, random(1_000_000), &options);
+        let text = Rng(1).tokens(900);
+        let mut first = rig.engine.submit(request(text.clone(), 1)).unwrap();
+        // The fifth batch has the rows behind 512; it fails in the last stage.
+        while rig.control.steps() < 4 {
+            rig.turns(1);
+        }
+        rig.control.stall_next(Duration::ZERO);
+        rig.control.panic_next();
+        while rig.engine.metrics().prompt_tokens_computed < 512 {
+            rig.turns(1);
+        }
+        let again = || Request { max_tokens: Some(20), ..request(text[..700].to_vec(), 2) };
+        let mut second = rig.engine.submit(again()).unwrap();
+        rig.turns(1);
+        let begun = second.try_next();
+        assert_eq!(rig.engine.metrics().failed_steps, 0, "it has landed too early");
+        assert!(matches!(begun, Some(Event::Started { cached_tokens: 512, .. })), "{begun:?}");
+        rig.run();
+        assert!(answers(&mut first)[0].error.is_some());
+        let mut said = answers(&mut second).remove(0);
+        assert_same(&said, &rig.expected(&again())[0], "the one that began with what was lost");
+        said = rig.answers(again()).remove(0);
+        assert_same(&said, &rig.expected(&again())[0], "again");
+        assert_eq!((rig.engine.metrics().failed_steps, rig.driver.at_rest()), (1, true));
+    }
+}
+
 #[test]
 fn a_value_that_is_not_finite_ends_its_session_only() {
     let mut rig = Rig::new(SKETCHES[3], random(1_000_000), &options(2, 1024));

@@ -7,7 +7,7 @@ mod common;
 
 use common::*;
 use motet_engine::clock::{Clock, SimClock};
-use motet_engine::scripted::{Pace, Scripted, StageTime};
+use motet_engine::scripted::{Pace, Scripted, Sketch, StageTime};
 use motet_engine::{
     Driver, Engine, Event, Machine, Options, Plan, Request, SamplingOptions, Stream, StreamError, Turn,
 };
@@ -40,13 +40,17 @@ struct Line {
 
 impl Line {
     fn new(costs: &[Cost], sessions: usize, context: usize) -> Self {
+        Self::of(SKETCHES[0], costs, sessions, context)
+    }
+
+    fn of(sketch: Sketch, costs: &[Cost], sessions: usize, context: usize) -> Self {
         let options = Options {
             stages: Stages::Balanced(costs.len()),
             checkpoint_memory: None,
             ..options(sessions, context)
         };
         let device = Scripted { pace: Pace::None, ..Scripted::new(random(1_000_000)) };
-        let network = SKETCHES[0].network();
+        let network = sketch.network();
         let plan = Plan::new(&network, &options, Machine { memory: None }, &device).unwrap();
         let stages = device.stages(&network, plan.limits(), costs.len());
         let clock = Arc::new(SimClock::default());
@@ -116,12 +120,12 @@ fn stages_are_as_busy_as_their_times_allow() {
     }
 }
 
-/// Parts of one prompt follow each other through the stages.
+/// Parts of one prompt follow each other through the stages, also if sessions have pages for a sliding window only.
 #[test]
 fn one_long_prompt_keeps_all_stages_at_work() {
-    for stages in [2, 4] {
+    for (stages, sketch) in [(2, 0), (4, 0), (2, 1), (4, 4)] {
         let costs = vec![Cost { batch: 400, row: 100 }; stages];
-        let mut line = Line::new(&costs, 1, 8192);
+        let mut line = Line::of(SKETCHES[sketch], &costs, 1, 8192);
         let stream = line.submit(1, 4096, 1);
         let took = line.until(1).as_secs_f64();
         let alone = Cost { batch: 400, row: 100 };
@@ -129,6 +133,65 @@ fn one_long_prompt_keeps_all_stages_at_work() {
         let in_turn = stages as f64 * 32.0 * alone.of(128.0) * 1e-6;
         assert!(in_turn / took > 0.88 * stages as f64, "{stages} stages: {:.2} times", in_turn / took);
         drop(stream);
+    }
+}
+
+/// The least time in which the parts of a prompt pass equal stages if each ends at the next of `borders`, over the rows
+/// that a part may have: one stage runs all of them, the others the greatest before or behind it.
+fn bound_of_prompt(borders: &[usize], stages: usize, cost: Cost) -> Duration {
+    let all_parts = |most: usize| {
+        let (mut all, mut greatest, mut from) = (0.0, 0.0_f64, 0);
+        for &to in borders {
+            for first in (from..to).step_by(most) {
+                let time = cost.of(most.min(to - first) as f64);
+                (all, greatest) = (all + time, greatest.max(time));
+            }
+            from = to;
+        }
+        all + (stages - 1) as f64 * greatest
+    };
+    Duration::from_secs_f64((1..=512).map(all_parts).fold(f64::INFINITY, f64::min) * 1e-6)
+}
+
+/// They do so where recurrent state is saved between them, at marks and every 512 positions; and all that was to be
+/// saved is found afterwards, and right.
+#[test]
+fn a_prompt_does_not_wait_where_its_state_is_saved() {
+    let (cost, length) = (Cost { batch: 400, row: 100 }, 4000);
+    for (sketch, stages, every) in [(2, 2, 0), (5, 2, 300), (5, 3, 0), (2, 4, 300), (3, 5, 0)] {
+        let sketch = SKETCHES[sketch];
+        let what = format!("{sketch:?}, {stages} stages, a mark every {every} tokens");
+        let mut line = Line::of(sketch, &vec![cost; stages], 1, 8192);
+        let marks: Vec<usize> = (1..length / every.max(1)).map(|i| i * every).filter(|&at| at > 0).collect();
+        let ends = marks.iter().copied().chain((512..length).step_by(512)).chain([length - 1]);
+        let mut borders: Vec<usize> = ends.map(|end| end / 64 * 64).collect();
+        borders.sort_unstable();
+        borders.dedup();
+        let asks = |prompt| Request { max_tokens: Some(1), ..request(prompt, 1) };
+        let text = Rng(1).tokens(length);
+        let marked = Request { marks, ..asks(text.clone()) };
+        let mut stream = line.engine.submit(marked).unwrap();
+        let took = line.until(1);
+        let script = random(1_000_000);
+        let says = |stream: &mut Stream, prompt| {
+            let said = answers(stream).remove(0);
+            assert_same(&said, &expected(sketch, &script, 8192, &asks(prompt), 0), &what);
+            said.cached
+        };
+        assert_eq!(says(&mut stream, text.clone()), Some(0), "{what}");
+        let share = bound_of_prompt(&[&borders[..], &[length]].concat(), stages, cost).as_secs_f64()
+            / took.as_secs_f64();
+        assert!(share >= 0.95, "{what}: {share:.3} of the bound");
+        // Conversations that begin alike up to some place behind each border. Of a sliding window only the last is kept.
+        let kept = if sketch.window.is_some() { borders.len() - 1 } else { 0 };
+        for (i, &border) in borders.iter().enumerate().skip(kept) {
+            let mut prompt = text[..border + 1 + i % 60].to_vec();
+            prompt.push(7);
+            let mut stream = line.engine.submit(asks(prompt.clone())).unwrap();
+            while line.driver.turn() == Turn::Ran {}
+            assert_eq!(says(&mut stream, prompt), Some(border), "{what}");
+        }
+        assert!(line.driver.at_rest(), "{what}");
     }
 }
 

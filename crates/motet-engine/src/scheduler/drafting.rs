@@ -186,7 +186,7 @@ impl Scheduler {
     ) {
         metrics.failed_steps += 1;
         for &lost in saved {
-            self.cache.drop_checkpoint(lost);
+            self.lose(lost);
             self.changes.retain(|change| !matches!(change, StateOp::Save { into, .. } if *into == lost));
         }
         for &(slot, _) in kept {

@@ -25,6 +25,11 @@ impl MicroBatches {
         Self { costs: vec![Costs::default(); stages], flights }
     }
 
+    /// Batches that may be in flight at once.
+    pub(super) fn flights(&self) -> usize {
+        self.flights
+    }
+
     /// A batch of so many rows took so long in each stage.
     pub(super) fn measured(&mut self, rows: usize, took: &[Duration]) {
         self.costs.iter_mut().zip(took).for_each(|(costs, &took)| costs.measured(rows, took));

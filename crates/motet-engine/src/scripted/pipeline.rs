@@ -34,8 +34,10 @@ impl Pipeline for Simulated {
     fn send(&mut self, mut flight: Box<Flight>) {
         let mut at = self.clock.now();
         for (number, stage) in self.stages.iter_mut().enumerate() {
+            // A step that fails has taken its time; the stages behind have nothing to run.
+            let runs = flight.task == Task::Step && flight.outcome.is_ok();
             flight.visit(&mut **stage, number, &*self.clock);
-            let took = match flight.task == Task::Step && flight.outcome.is_ok() {
+            let took = match runs {
                 true => (self.time)(number, flight.work.batch.rows()),
                 false => Duration::ZERO,
             };
