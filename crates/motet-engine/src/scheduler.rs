@@ -163,11 +163,16 @@ impl Scheduler {
         }
     }
 
-    /// The rows of each session that goes: one, and one for each draft.
+    /// The rows of each session that goes: one, and one for each draft, the oldest session first. Drafts may have been
+    /// made in several flights for the same room; where it does not do for all, there are fewer.
     fn decode(&mut self, batch: &mut Batch) {
+        let mut spare = self.most_rows.saturating_sub(self.going.len() + self.all_behind() + 1);
         for at in 0..self.going.len() {
             let slot = self.going[at];
-            let rows = 1 + self.running(slot).drafts.len();
+            let drafts = &mut self.session_mut(slot).drafts;
+            drafts.truncate(spare);
+            spare -= drafts.len();
+            let rows = 1 + drafts.len();
             self.add(batch, slot, rows);
         }
     }

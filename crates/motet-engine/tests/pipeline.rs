@@ -9,7 +9,8 @@ use common::*;
 use motet_engine::clock::{Clock, SimClock};
 use motet_engine::scripted::{Pace, Scripted, Sketch, StageTime};
 use motet_engine::{
-    Driver, Engine, Event, Machine, Options, Plan, Request, SamplingOptions, Stream, StreamError, Turn,
+    Drafts, Driver, Engine, Event, Machine, Options, Plan, Request, SamplingOptions, Stream, StreamError,
+    Turn,
 };
 use motet_model::batch::StateOp;
 use motet_model::device::Observer;
@@ -217,6 +218,29 @@ fn prompts_beside_next_tokens_leave_no_bubbles() {
             assert!(busy > 0.95, "stage {stage} of {stages} worked {busy:.2} of the time");
         }
         drop((talks, prompts));
+    }
+}
+
+/// Each of several flights drafts for some sessions as if all room were theirs; what goes in one batch has room in it.
+#[test]
+fn drafts_of_several_flights_fit_into_a_batch() {
+    for stages in [2, 3, 5] {
+        let sketch = Sketch { head: true, ..SKETCHES[0] };
+        let options = Options {
+            drafts: Drafts::Exactly(16),
+            rows: 24,
+            stages: Stages::Balanced(stages),
+            ..options(8, 1024)
+        };
+        let mut rig = Rig::new(sketch, random(1_000_000), &options);
+        let ask = |seed| Request { max_tokens: Some(200), ..request(Rng(seed).tokens(20), seed) };
+        let mut streams: Vec<Stream> = (0..8).map(|seed| rig.engine.submit(ask(seed)).unwrap()).collect();
+        rig.run();
+        for (seed, stream) in streams.iter_mut().enumerate() {
+            let expected = rig.expected(&ask(seed as u64)).remove(0);
+            assert_same(&answers(stream)[0], &expected, &format!("{stages} stages, seed {seed}"));
+        }
+        assert!(rig.driver.at_rest() && rig.engine.metrics().num_accepted_tokens > 100);
     }
 }
 
