@@ -12,28 +12,28 @@ use motet_model::{Device, Network};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub const MIB: u64 = 1 << 20;
-/// Bytes of address space that the process has.
+/// Bytes that the process may write to. (Address space that an allocator reserves for threads is not among them.)
 pub fn mapped() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmSize:")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmData:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// What the process may map beyond what it has, while this lives.
+/// What the process may take beyond what it has, while this lives.
 pub struct Limited(Rlimit);
 
 impl Limited {
     pub fn to(more: u64) -> Self {
-        let before = getrlimit(Resource::As);
+        let before = getrlimit(Resource::Data);
         let limit = Rlimit { current: Some(mapped() + more), ..before };
-        setrlimit(Resource::As, limit).unwrap();
+        setrlimit(Resource::Data, limit).unwrap();
         Self(before)
     }
 }
 
 impl Drop for Limited {
     fn drop(&mut self) {
-        setrlimit(Resource::As, self.0).unwrap();
+        setrlimit(Resource::Data, self.0).unwrap();
     }
 }
 
