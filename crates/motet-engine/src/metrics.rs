@@ -158,7 +158,7 @@ pub struct MetricsSnapshot {
     pub iteration_tokens: Histogram,
     /// Histogram `motet:step_seconds`.
     pub step_seconds: Histogram,
-    /// How long each stage has worked.
+    /// Counter `motet:stage_busy_seconds{stage}`: how long each stage has been at work on steps that did not fail.
     pub stage_busy: Vec<Duration>,
     /// Histogram `time_to_first_token_seconds`.
     pub time_to_first_token: Histogram,

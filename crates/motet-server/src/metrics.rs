@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
@@ -141,6 +142,14 @@ fn write_engine(scrape: &mut Scrape, of: &MetricsSnapshot) {
     );
     scrape.counter("motet:steps", "Steps of the engine.", of.steps);
     scrape.counter("motet:failed_steps", "Steps that failed.", of.failed_steps);
+    let stages: Vec<String> = (0..of.stage_busy.len()).map(|stage| stage.to_string()).collect();
+    let busy = stages.iter().map(String::as_str).zip(of.stage_busy.iter().map(Duration::as_secs_f64));
+    scrape.counter_by(
+        "motet:stage_busy_seconds",
+        "Time that each stage has been at work, by its number from 0.",
+        "stage",
+        &busy.collect::<Vec<_>>(),
+    );
 
     let histograms = [
         ("vllm:request_prompt_tokens", "Tokens of a prompt.", &of.request_prompt_tokens),
@@ -218,7 +227,7 @@ impl Scrape {
         self.sample(&name, &[], value);
     }
 
-    fn counter_by(&mut self, name: &str, help: &str, label: &str, values: &[(&str, u64)]) {
+    fn counter_by(&mut self, name: &str, help: &str, label: &str, values: &[(&str, impl Display)]) {
         let name = format!("{name}_total");
         self.family(&name, "counter", help);
         for (which, value) in values {

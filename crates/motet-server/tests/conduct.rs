@@ -398,6 +398,23 @@ async fn drafts_are_counted_in_the_scrape_and_in_the_usage() {
 }
 
 #[tokio::test]
+async fn the_scrape_says_how_long_each_stage_was_at_work() {
+    let stages = Options { stages: "2".parse().unwrap(), ..engine_options() };
+    let (engine, control) = slow(&stages, Duration::from_millis(5));
+    // The first stage hesitates in the first step.
+    control.stall_next(Duration::from_millis(300));
+    let server = start_with(options(), &engine).ready().await;
+    post(server.address, CHAT, &ask("[abc]", json!({}))).await.json().await;
+    until(&engine, "nothing left", at_rest).await;
+    let scrape = String::from_utf8(get(server.address, "/metrics").await.bytes().await).unwrap();
+    let busy =
+        ["0", "1"].map(|n| value(&scrape, &format!("motet:stage_busy_seconds_total{{stage=\"{n}\"}}")));
+    // Four steps: "a" behind the prompt, "b", "c", the end.
+    assert!(busy[0] >= 0.3 + 4.0 * 0.005 && (4.0 * 0.005..busy[0]).contains(&busy[1]), "{busy:?}");
+    assert!(!scrape.contains("stage=\"2\""));
+}
+
+#[tokio::test]
 async fn the_scrape_has_vllms_names_and_counts() {
     let (engine, _) = scripted(&engine_options());
     let server = start_with(options(), &engine).ready().await;
