@@ -42,6 +42,24 @@ fn with(from: &[u8], to: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn stages_that_hold_no_layer_or_not_all_are_refused() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny/tiny-llama-f32.gguf");
+    for (command, stages, said) in [
+        ("verify", "5", "5 stages for 4 layers: expected 1 to 4"),
+        ("plan", "64", "64 stages for 4 layers: expected 1 to 4"),
+        (
+            "serve",
+            "0-1,3-3",
+            "stage 1 begins with layer 3, expected 2: stages hold all layers, each once, in order",
+        ),
+        ("plan", "0-1,2-2", "the last stage ends with layer 2, expected 3, the network's last"),
+    ] {
+        let arguments = [command, "--stages", stages, "--model", model.to_str().unwrap()];
+        assert_eq!(refusal(&arguments), format!("stages: {said}"));
+    }
+}
+
+#[test]
 fn a_file_that_is_no_model_is_named_with_what_is_wrong() {
     let folder = folder("wrong-files");
     let model = built_in();

@@ -79,29 +79,50 @@ fn every_kind_of_network_passes_with_drafts() {
 /// Behind several stages, with several batches in flight, every row is that of the conversation alone on one stage.
 #[test]
 fn stages_change_no_bit() {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let tiny = |name: &str| root.join(format!("tests/fixtures/tiny/tiny-{name}-f32.gguf"));
-    let verify = |stages: usize, model: Option<&str>, budget: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_motet"));
-        command.args(["verify", "--drafts", "--stages", &stages.to_string(), "--budget", budget, "--json"]);
-        model.into_iter().for_each(|name| {
-            command.arg("--model").arg(tiny(name));
-        });
-        let output = command.output().unwrap();
-        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{model:?} in {stages} stages: {errors}");
-        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(report["differing"], 0, "{model:?} in {stages} stages: {errors}");
-        let outcomes = report["outcomes"].as_array().unwrap();
-        let sum = |what: &str| outcomes.iter().map(|o| o[what].as_u64().unwrap()).sum::<u64>();
-        assert!(outcomes.len() > 20 && sum("accepted") > 0, "{model:?} in {stages} stages: {errors}");
-    };
     for stages in [2, 3] {
-        verify(stages, None, "40");
+        verify_in(stages, None, &["--drafts", "--budget", "40"]);
     }
     for name in ["llama", "qwen3moe", "gemma3", "qwen35", "glm4moe"] {
-        verify(2, Some(name), "60");
+        verify_in(2, Some(name), &["--drafts", "--budget", "60"]);
     }
+}
+
+/// Neither do as many stages as a network has layers.
+#[test]
+fn a_stage_for_each_layer_changes_no_bit() {
+    for (name, layers) in [
+        ("llama", 4),
+        ("qwen2", 3),
+        ("qwen3", 2),
+        ("qwen3moe", 3),
+        ("gemma3", 4),
+        ("qwen35", 4),
+        ("qwen35moe", 3),
+        ("glm4moe", 3),
+    ] {
+        verify_in(layers, Some(name), &["--budget", "60"]);
+    }
+    verify_in(4, Some("qwen35"), &["--drafts", "--budget", "60"]);
+}
+
+/// `motet verify` of the built-in or a tiny model in so many stages finds nothing.
+fn verify_in(stages: usize, model: Option<&str>, more: &[&str]) {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_motet"));
+    command.args(["verify", "--json", "--stages", &stages.to_string()]).args(more);
+    if let Some(name) = model {
+        command.arg("--model").arg(root.join(format!("tests/fixtures/tiny/tiny-{name}-f32.gguf")));
+    }
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    let what = format!("{model:?} in {stages} stages: {errors}");
+    assert!(output.status.success(), "{what}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["differing"], 0, "{what}");
+    let outcomes = report["outcomes"].as_array().unwrap();
+    let sum = |what: &str| outcomes.iter().map(|o| o[what].as_u64().unwrap()).sum::<u64>();
+    let drafts = more.contains(&"--drafts");
+    assert!(outcomes.len() > 15 && sum("rows") > 5000 && (sum("accepted") > 0) == drafts, "{what}");
 }
 
 #[test]
