@@ -147,13 +147,16 @@ pub fn gelu_tanh<L: Lanes>(l: L, x: L::F) -> L::F {
 }
 
 /// The polynomial with these coefficients, highest power first, by Horner's rule.
+#[inline(always)]
 fn polynomial_f64(x: f64, coefficients: &[f64]) -> f64 {
     coefficients.iter().fold(0.0, |y, c| y * x + c)
 }
 
 /// (sin x, cos x) within 1 ulp for |x| ≤ 2²⁰; beyond, the absolute error grows to |x|·2⁻⁵². x must be finite and below 2⁵⁰.
 ///
-/// x = n·π/2 + r by three parts of π/2, sin r = r + r·z·P(z), cos r = 1 − z/2 + z²·Q(z), z = r².
+/// x = n·π/2 + r by three parts of π/2, sin r = r + r·z·P(z), cos r = 1 − z/2 + z²·Q(z), z = r². Without branches, so
+/// that a loop of it runs on vectors.
+#[inline(always)]
 pub fn sin_cos(x: f64) -> (f64, f64) {
     const HALF_PI: [f64; 3] = [1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21];
     const P: [f64; 7] = [
@@ -173,7 +176,10 @@ pub fn sin_cos(x: f64) -> (f64, f64) {
         -0.0013888888888887398,
         0.041666666666666664,
     ];
-    let n = (x * std::f64::consts::FRAC_2_PI).round_ties_even();
+    // Added to a number below 2⁵¹ this leaves its nearest integer in the last bits.
+    const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
+    let rounded = x * std::f64::consts::FRAC_2_PI + ROUND;
+    let n = rounded - ROUND;
     let r = ((x - n * HALF_PI[0]) - n * HALF_PI[1]) - n * HALF_PI[2];
     let z = r * r;
     let sin = r + r * (z * polynomial_f64(z, &P));
@@ -181,12 +187,13 @@ pub fn sin_cos(x: f64) -> (f64, f64) {
     let one = 1.0 - half;
     // What the subtraction lost goes back in with the rest.
     let cos = one + (((1.0 - one) - half) + z * z * polynomial_f64(z, &Q));
-    match (n as i64) & 3 {
-        0 => (sin, cos),
-        1 => (cos, -sin),
-        2 => (-sin, -cos),
-        _ => (-cos, sin),
-    }
+    let quarter = rounded.to_bits();
+    let (a, b) = if quarter & 1 == 0 { (sin, cos) } else { (cos, sin) };
+    let negative = |of: u64| (of & 2) << 62;
+    (
+        f64::from_bits(a.to_bits() ^ negative(quarter)),
+        f64::from_bits(b.to_bits() ^ negative(quarter.wrapping_add(1))),
+    )
 }
 
 const LN2_HIGH_F64: f64 = 0.6931471803691238;

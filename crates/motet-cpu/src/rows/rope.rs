@@ -130,24 +130,9 @@ impl Rope {
     ///
     /// One number per pair of [`RopeStyle::Neox`]; one per element of [`RopeStyle::Norm`], the even sines negated.
     /// Panics unless `table` is [`Rope::table_len`] long.
-    pub fn fill(&self, position: u32, table: &mut [f32]) {
+    pub fn fill(&self, isa: Isa, position: u32, table: &mut [f32]) {
         assert_eq!(table.len(), self.table_len(), "the table of one position");
-        let (cosines, sines) = table.split_at_mut(table.len() / 2);
-        for (i, frequency) in self.frequencies.iter().enumerate() {
-            let (sin, cos) = math::sin_cos(f64::from(position) * frequency);
-            let (sin, cos) = ((sin * self.magnitude) as f32, (cos * self.magnitude) as f32);
-            match self.style {
-                RopeStyle::Norm => {
-                    cosines[2 * i..2 * i + 2].fill(cos);
-                    sines[2 * i] = -sin;
-                    sines[2 * i + 1] = sin;
-                }
-                RopeStyle::Neox => {
-                    cosines[i] = cos;
-                    sines[i] = sin;
-                }
-            }
-        }
+        turns(isa, self, f64::from(position), table);
     }
 
     /// Turns the heads of a row in place by a table of [`Rope::fill`]. Elements of a head beyond [`Rope::dims`] stay.
@@ -199,6 +184,36 @@ impl RopeScaling {
 
 fn above(key: &'static str, found: f64, above: f64) -> Result<(), RopeError> {
     if found.is_finite() && found > above { Ok(()) } else { Err(RopeError::Parameter { key, found, above }) }
+}
+
+dispatch! {
+    fn turns(rope: &Rope, position: f64, table: &mut [f32]) = turns_on_lanes;
+}
+
+/// The compiler makes vectors of it.
+#[inline(always)]
+fn turns_on_lanes<L: Lanes>(_: L, rope: &Rope, position: f64, table: &mut [f32]) {
+    let (cosines, sines) = table.split_at_mut(table.len() / 2);
+    match rope.style {
+        RopeStyle::Norm => {
+            let (cosines, sines) = (cosines.as_chunks_mut::<2>().0, sines.as_chunks_mut::<2>().0);
+            for ((frequency, cosines), sines) in rope.frequencies.iter().zip(cosines).zip(sines) {
+                let (sin, cos) = turn(position, *frequency, rope.magnitude);
+                (*cosines, *sines) = ([cos, cos], [-sin, sin]);
+            }
+        }
+        RopeStyle::Neox => {
+            for ((frequency, cosine), sine) in rope.frequencies.iter().zip(cosines).zip(sines) {
+                (*sine, *cosine) = turn(position, *frequency, rope.magnitude);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn turn(position: f64, frequency: f64, magnitude: f64) -> (f32, f32) {
+    let (sin, cos) = math::sin_cos(position * frequency);
+    ((sin * magnitude) as f32, (cos * magnitude) as f32)
 }
 
 dispatch! {
@@ -281,8 +296,11 @@ mod tests {
                 let rope = plain(style, dims);
                 let heads = Heads { base: 4, count: 3, stride: dim + 3, dim };
                 for position in [0, 1, 77, 1_048_575] {
-                    let mut table = vec![0.0; rope.table_len()];
-                    rope.fill(position, &mut table);
+                    let table = same_on_all(|isa| {
+                        let mut table = vec![0.0; rope.table_len()];
+                        rope.fill(isa, position, &mut table);
+                        table
+                    });
                     for wild in [false, true] {
                         let n = 4 + 3 * (dim + 3);
                         let row = if wild { random.wild_row(n) } else { random.row(n) };

@@ -3,6 +3,7 @@
 
 use motet_model::batch::{Batch, Segment};
 
+use crate::isa::Isa;
 use crate::kv;
 use crate::rows::rope::Rope;
 
@@ -44,7 +45,7 @@ impl<'a> Lines<'a> {
     }
 
     /// The cosines and sines of all rows, encoding by encoding: `[rows, table]` each.
-    pub(super) fn fill_rotations(self, ropes: &[Rope], out: &mut [f32]) {
+    pub(super) fn fill_rotations(self, isa: Isa, ropes: &[Rope], out: &mut [f32]) {
         let mut rest = out;
         for rope in ropes {
             let len = rope.table_len();
@@ -53,7 +54,7 @@ impl<'a> Lines<'a> {
             let first = |s: &Segment| s.first_position + self.ahead;
             let positions = self.segments.iter().flat_map(|s| first(s)..first(s) + s.rows.len() as u32);
             for (row, position) in table.chunks_exact_mut(len).zip(positions) {
-                rope.fill(position, row);
+                rope.fill(isa, position, row);
             }
         }
     }

@@ -378,9 +378,11 @@ impl CpuStage {
             (_, None) => return Ok(()),
         };
         let w = &mut self.workspace;
-        let watch = Watch::start();
-        lines.fill_rotations(&self.machine.ropes, &mut w.scratch.rotations);
-        watch.other(&mut self.profile, "rotations", lines.tokens.len());
+        if regions.iter().any(|region| region.rotates) {
+            let watch = Watch::start();
+            lines.fill_rotations(self.machine.isa, &self.machine.ropes, &mut w.scratch.rotations);
+            watch.other(&mut self.profile, "rotations", lines.tokens.len());
+        }
         let mut run = Run {
             program: &self.program,
             machine: &mut self.machine,

@@ -25,6 +25,8 @@ pub(super) struct Region {
     /// All buffers that they touch, and those that they write.
     pub(super) touched: Vec<BufferId>,
     writes: Vec<BufferId>,
+    /// Whether rows are rotated by their positions.
+    pub(super) rotates: bool,
 }
 
 impl Region {
@@ -41,7 +43,8 @@ impl Region {
                 buffers.sort_unstable_by_key(|id: &BufferId| id.0);
                 buffers.dedup();
             }
-            Region { ops: ops.to_vec(), touched, writes }
+            let rotates = ops.iter().any(|&op| matches!(program.ops[op].1, Op::Rope { .. }));
+            Region { ops: ops.to_vec(), touched, writes, rotates }
         };
         regions(program, ops).into_iter().map(|range| region(&ops[range])).collect()
     }
