@@ -22,6 +22,9 @@ const LONGER: f64 = 1.02;
 /// One step of so many goes without drafts, so that they are compared with the machine as it is now.
 const COMPARED: usize = 128;
 
+/// Where no drafts are best beside so many rows, the next choices are none as well: choosing takes time too.
+const REST: u32 = 7;
+
 /// Of so many first measurements the least counts; before there are so many, none does.
 const FEW: u32 = 3;
 
@@ -150,6 +153,8 @@ pub(crate) struct Appetite {
     chances: Chances,
     /// Choices made so far.
     choices: usize,
+    /// Beside so many rows, so many more choices are none.
+    rests: (usize, u32),
     /// Seconds that may be lost to curiosity.
     credit: f64,
     /// Whether hope was tried last, or another number.
@@ -180,6 +185,7 @@ impl Appetite {
             passes: Times::new(sessions),
             chances: Chances::new(1000.0),
             choices: 0,
+            rests: (0, 0),
             credit: 0.0,
             hopeful: false,
             turn: 0,
@@ -217,13 +223,19 @@ impl Appetite {
         if wishes.is_empty() || (price.is_none() && !self.steps.is_known(rows)) {
             return; // steps without drafts come first
         }
-        self.choices += 1;
-        if price.is_none() && self.choices.is_multiple_of(COMPARED) {
-            return;
+        if price.is_none() {
+            self.choices += 1;
+            self.credit += CURIOSITY * self.steps.of(rows);
+            let rests = self.rests.0 == rows && self.rests.1 > 0;
+            if rests || self.choices.is_multiple_of(COMPARED) {
+                self.rests.1 = self.rests.1.saturating_sub(1);
+                return;
+            }
         }
         let rate = self.take_best(&prices, wishes, &chances, 0.0);
         if price.is_none() {
-            self.credit += CURIOSITY * self.seconds(&prices, wishes);
+            let none = wishes.iter().all(|wish| wish.drafts == 0);
+            self.rests = (rows, if none { REST } else { 0 });
             self.be_curious(&prices, wishes, &chances, rate);
         }
     }
