@@ -33,8 +33,9 @@ impl Arena {
         Ok(Arena(map))
     }
 
-    /// Has all workers touch the huge pages, each at its own: who touches one first waits until the system has cleared
-    /// it (in a virtual machine also until the host has given it back), and others that touch it wait as well.
+    /// Has all workers touch the huge pages of an arena that holds nothing yet, each at its own: who touches one first
+    /// waits until the system has cleared it (in a virtual machine also until the host has given it back), and others
+    /// that touch it wait as well.
     ///
     /// # Errors
     /// A worker's panic.

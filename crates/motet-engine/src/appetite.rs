@@ -4,8 +4,8 @@
 //! What is expected of a step is its tokens by its time, and the drafts that make this greatest are taken, none
 //! included. Times come from steps like these, probabilities from the drafts before. What was never measured is expected
 //! to be as cheap as it can be (no dearer than fewer rows), so it is tried when that would pay; and a small share of the
-//! time goes to choices that do not seem the best, so that what has become better is noticed. Nothing here changes a
-//! token.
+//! time goes to choices that do not seem the best, so that what has become better is noticed: to other numbers, and now
+//! and then to none, with which all are compared. Nothing here changes a token.
 
 use crate::drafts::MAX_DRAFTS;
 use motet_model::Slot;

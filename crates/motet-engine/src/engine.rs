@@ -1,8 +1,8 @@
 //! The façade, and the thread behind it.
 //!
 //! A handle only puts requests into the bounded queue, reads counters and asks for the end. Everything else happens
-//! on the engine's own thread, which turns one wheel ([`driver`]) and sleeps when there is nothing to run. [`switching`] changes how it drafts while it runs. A watchdog on a thread of its
-//! own looks at it from outside.
+//! on the engine's own thread, which turns one wheel ([`driver`]) and sleeps when there is nothing to run. [`switching`]
+//! changes how it drafts while it runs. A watchdog on a thread of its own looks at it from outside.
 
 mod driver;
 mod switching;

@@ -3,8 +3,8 @@
 //! With one stage there is one batch. With several, each batch leaves a stage free for the next one, but every batch
 //! reads the weights again: g batches with n rows in all pass a pipeline once in the greater of g · max t(n/g) (the
 //! dearest stage runs all of them) and Σ t(n/g) (a session's next row waits for its last), t being each stage's measured
-//! time. The g for which that is least is taken; numbers of rows that were never measured get their chance. There are no fixed groups: a batch takes its share of those that are
-//! ready when it can be sent, whoever has waited longest first.
+//! time. The g for which that is least is taken; numbers of rows that were never measured get their chance. There are no
+//! fixed groups: a batch takes its share of those that are ready when it can be sent, whoever has waited longest first.
 
 use super::Scheduler;
 use crate::costs::Costs;
