@@ -88,7 +88,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts `options.threads - 1` workers.
+    /// Starts `options.threads - 1` workers and returns when they are there: what the system and the allocator set
+    /// up for a new thread is not added later, to somebody's measure of a region.
     pub fn new(options: PoolOptions) -> Result<Self, PoolError> {
         let threads = options.threads;
         if threads == 0 {
@@ -99,7 +100,7 @@ impl Pool {
         }
         let shared = Arc::new(Shared {
             unclaimed: OwnLine(AtomicUsize::new(0)),
-            unfinished: OwnLine(AtomicUsize::new(0)),
+            unfinished: OwnLine(AtomicUsize::new(threads - 1)),
             job: JobCell::new(Job { data: std::ptr::null(), call: run_nothing, tasks: 0 }),
             closing: AtomicBool::new(false),
             beds: (0..threads).map(|_| OwnLine(Bed::new())).collect(),
@@ -119,6 +120,7 @@ impl Pool {
             });
             pool.workers.push(handle.map_err(|source| PoolError::Spawn { worker, threads, source })?);
         }
+        pool.shared.wait_until_finished();
         Ok(pool)
     }
 
@@ -204,7 +206,8 @@ struct OwnLine<T>(T);
 struct Shared {
     /// Tasks of the open region that nobody has claimed. Zero between regions.
     unclaimed: OwnLine<AtomicUsize>,
-    /// Tasks of the open region that are not known to be finished.
+    /// Tasks of the open region that are not known to be finished; before the first region, workers that have not
+    /// begun.
     unfinished: OwnLine<AtomicUsize>,
     /// The open region's job. Written by `publish` only, read only by holders of an unfinished claim.
     job: JobCell,
@@ -285,20 +288,32 @@ impl Shared {
                 finished += self.unclaimed.0.swap(0, Ordering::Relaxed);
             }
         }
-        if finished > 0 && self.unfinished.0.fetch_sub(finished, Ordering::AcqRel) == finished {
+        if finished > 0 {
+            self.finish(finished);
+        }
+    }
+
+    /// Notes the end of so many tasks, and wakes the caller after the last.
+    fn finish(&self, tasks: usize) {
+        if self.unfinished.0.fetch_sub(tasks, Ordering::AcqRel) == tasks {
             // With the fence in `Bed::sleep_unless`: either we see the caller asleep, or it sees the end.
             fence(Ordering::SeqCst);
             self.beds[0].0.wake();
         }
     }
 
-    /// Waits until every claimed task is finished, and takes the region's result.
-    fn join(&self) -> Result<(), WorkerPanic> {
+    /// The caller's wait.
+    fn wait_until_finished(&self) {
         let is_finished = || self.unfinished.0.load(Ordering::Acquire) == 0;
         // A loop, because the last finisher of an earlier region may wake us late.
         while !spin_until(self.spin, is_finished) {
             self.beds[0].0.sleep_unless(is_finished);
         }
+    }
+
+    /// Waits until every claimed task is finished, and takes the region's result.
+    fn join(&self) -> Result<(), WorkerPanic> {
+        self.wait_until_finished();
         match lock(&self.panic).take() {
             None => Ok(()),
             Some(panic) => Err(panic),
@@ -307,6 +322,7 @@ impl Shared {
 
     /// A worker's life.
     fn serve(&self, worker: usize) {
+        self.finish(1);
         let is_closing = || self.closing.load(Ordering::Acquire);
         let has_news = || self.unclaimed.0.load(Ordering::Relaxed) != 0 || is_closing();
         while !is_closing() {
