@@ -4,7 +4,7 @@
 //! token that was chosen anyway; so what proposes may be as simple or as wrong as it likes, and nothing here can
 //! change an answer.
 
-use motet_model::{DeviceError, InFlight, Slot};
+use motet_model::DeviceError;
 use std::fmt;
 use std::str::FromStr;
 
@@ -96,21 +96,39 @@ impl fmt::Display for Drafts {
     }
 }
 
+/// Where drafts come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The network's own head.
+    Head,
+    /// The session's own tokens.
+    LookUp,
+}
+
 /// Proposes tokens.
 pub(crate) trait Drafter: Send {
-    /// `work.batch` is laid out for [`Stage::draft`](motet_model::Stage::draft): a row for each session that wants drafts,
-    /// and how many at most. Leaves them in [`InFlight::drafted`], and in [`Batch::drafts`](motet_model::Batch) how many there are; and takes
-    /// [`Segment::feed`](motet_model::Segment) away where it does not feed the network's head.
-    /// `tokens` are a session's own, the row's included. `false` if the last stage is to draft.
-    fn draft<'t>(&mut self, work: &mut InFlight, tokens: &dyn Fn(Slot) -> &'t [u32]) -> bool;
+    /// Appends at most `most` tokens that may follow a session's `tokens`, where it knows any at once.
+    fn know(&self, tokens: &[u32], most: usize, out: &mut Vec<u32>);
+
+    /// Whether it ever knows any.
+    fn looks_up(&self) -> bool;
+
+    /// Whether the network's head drafts, for those of whom nothing is known or where it is the better one.
+    fn has_head(&self) -> bool;
 }
 
 /// The network's own head.
 pub(crate) struct Head;
 
 impl Drafter for Head {
-    fn draft<'t>(&mut self, _work: &mut InFlight, _tokens: &dyn Fn(Slot) -> &'t [u32]) -> bool {
+    fn know(&self, _tokens: &[u32], _most: usize, _out: &mut Vec<u32>) {}
+
+    fn looks_up(&self) -> bool {
         false
+    }
+
+    fn has_head(&self) -> bool {
+        true
     }
 }
 
@@ -118,14 +136,32 @@ impl Drafter for Head {
 pub(crate) struct LookUp;
 
 impl Drafter for LookUp {
-    fn draft<'t>(&mut self, work: &mut InFlight, tokens: &dyn Fn(Slot) -> &'t [u32]) -> bool {
-        for (segment, drafts) in work.batch.segments.iter_mut().zip(&mut work.batch.drafts) {
-            // A head that is loaded as well got nothing.
-            segment.feed = None;
-            let before = work.drafted.len();
-            continuation(tokens(segment.slot), *drafts as usize, &mut work.drafted);
-            *drafts = (work.drafted.len() - before) as u32;
-        }
+    fn know(&self, tokens: &[u32], most: usize, out: &mut Vec<u32>) {
+        continuation(tokens, most, out);
+    }
+
+    fn looks_up(&self) -> bool {
+        true
+    }
+
+    fn has_head(&self) -> bool {
+        false
+    }
+}
+
+/// Looks up first: that costs no pass of the head.
+pub(crate) struct LookUpOrHead;
+
+impl Drafter for LookUpOrHead {
+    fn know(&self, tokens: &[u32], most: usize, out: &mut Vec<u32>) {
+        continuation(tokens, most, out);
+    }
+
+    fn looks_up(&self) -> bool {
+        true
+    }
+
+    fn has_head(&self) -> bool {
         true
     }
 }
@@ -137,13 +173,22 @@ const LONGEST: usize = 3;
 /// two, or the last one. Where the text ends before, it goes on with what was appended: a text that repeats itself is
 /// expected to do so again. Nothing if even the last token is new.
 fn continuation(tokens: &[u32], most: usize, out: &mut Vec<u32>) {
+    let Some((last, before)) = tokens.split_last() else { return };
     let len = tokens.len();
-    let found = (1..=LONGEST.min(len.saturating_sub(1))).rev().find_map(|n| {
-        let mut earlier = tokens[..len - 1].windows(n);
-        earlier.rposition(|run| run == &tokens[len - n..]).map(|at| at + n)
-    });
+    // How long the run is, and where what follows it begins.
+    let (mut longest, mut from) = (0, len);
+    for at in (0..before.len()).rev().filter(|&at| before[at] == *last) {
+        let same = |&n: &usize| n <= at && before[at - n] == tokens[len - 1 - n];
+        let run = 1 + (1..LONGEST).take_while(same).count();
+        if run > longest {
+            (longest, from) = (run, at + 1);
+        }
+        if run == LONGEST {
+            break;
+        }
+    }
     let appended = out.len();
-    for at in found.into_iter().flat_map(|from| from..from + most) {
+    for at in from..if longest > 0 { from + most } else { from } {
         out.push(if at < len { tokens[at] } else { out[appended + at - len] });
     }
 }

@@ -20,7 +20,7 @@ mod saving;
 use crate::agreement::{Agreement, FallenOut};
 use crate::appetite::{Appetite, Wish};
 use crate::costs::Costs;
-use crate::drafts::Drafts;
+use crate::drafts::{Drafts, Source};
 use crate::metrics::MetricsSnapshot;
 use crate::pipeline::Flight;
 use crate::plan::Plan;
@@ -53,7 +53,9 @@ pub(crate) struct Scheduler {
     prompts: Vec<(Slot, usize)>,
     /// Sessions of this step that could have drafts, and how many.
     wishes: Vec<Wish>,
-    /// Chooses how many, unless their number is given.
+    /// The drafts that are known at once, one of these sessions after the other.
+    known: Vec<u32>,
+    /// Chooses which and how many, unless their number is given.
     appetite: Option<Appetite>,
     agreement: Agreement,
     /// What `agreement` had to say of the last step.
@@ -72,6 +74,8 @@ pub(crate) struct Scheduler {
     most_drafts: usize,
     /// Whether the network's own draft head is loaded.
     head: bool,
+    /// Whose agreement is watched: the head's where it drafts, for it may break.
+    watched: Source,
     pools: usize,
     recurrent: bool,
     context: usize,
@@ -95,6 +99,7 @@ impl Scheduler {
             going: Vec::with_capacity(sessions),
             prompts: Vec::with_capacity(sessions),
             wishes: Vec::with_capacity(sessions),
+            known: Vec::with_capacity(sessions * limits.batch.drafts),
             appetite: (plan.options.drafts == Drafts::Auto)
                 .then(|| Appetite::new(sessions, limits.batch.drafts)),
             agreement: Agreement::default(),
@@ -107,6 +112,7 @@ impl Scheduler {
             most_rows: 0,
             most_drafts: limits.batch.drafts,
             head: limits.draft_head,
+            watched: Source::Head,
             pools: layout.pools.len(),
             recurrent: layout.recurrent_floats > 0,
             context: limits.context,

@@ -5,6 +5,7 @@
 
 use crate::appetite::Chances;
 use crate::constraint::{Advance, Constraint};
+use crate::drafts::Source;
 use crate::prefix::Table;
 use crate::queue::Waiting;
 use crate::request::Cut;
@@ -61,16 +62,19 @@ pub(crate) struct Session {
     pub(crate) decodes: bool,
     /// Tokens that may follow, for the next step.
     pub(crate) drafts: Vec<u32>,
+    /// Where they come from.
+    pub(crate) source: Source,
     /// Whether it has been decided how many drafts its next row has.
     pub(crate) asked: bool,
     /// Whether it takes drafts.
     pub(crate) drafting: bool,
-    /// How its drafts fared.
-    pub(crate) chances: Chances,
+    /// How its drafts fared, by source.
+    pub(crate) chances: [Chances; 2],
     /// Drafts so far, and those that were chosen.
     pub(crate) drafted: usize,
     pub(crate) accepted: usize,
-    /// Steps whose first draft could be compared with what was chosen, and those in which it was.
+    /// Steps whose first draft was the head's (any, where it drafts for nobody) and could be compared with what was
+    /// chosen, and those in which it was.
     pub(crate) compared: usize,
     pub(crate) agreed: usize,
     pub(crate) table: Table,
@@ -158,9 +162,10 @@ impl Session {
                 furthest: 0,
                 decodes: false,
                 drafts: Vec::with_capacity(drafts),
+                source: Source::Head,
                 asked: false,
                 drafting: task.drafts,
-                chances: Chances::of_session(),
+                chances: [Chances::of_session(); 2],
                 drafted: 0,
                 accepted: 0,
                 compared: 0,

@@ -291,6 +291,17 @@ fn drafts_can_be_looked_up_where_there_is_a_head() {
     assert_eq!(rig.answers(rounds(Some(101)))[0].drafted, (80, 80));
 }
 
+/// The head is never right, and the text goes round: what is looked up saves two steps of three, and more, and hardly a
+/// draft is wasted. (That a head is used where nothing can be looked up: the test above.)
+#[test]
+fn where_both_can_draft_the_better_one_does() {
+    let with_head = Sketch { head: true, ..SKETCHES[0] };
+    let options = Options { drafts: Drafts::Auto, ..options(4, 4096) };
+    let mut rig = Rig::with_head(with_head, round(usize::MAX), &options, |_, _, _| false);
+    let said = rig.answers(rounds(Some(2000))).remove(0);
+    assert!(said.drafted.1 > 1333 && said.drafted.0 < said.drafted.1 + 100, "{:?}", said.drafted);
+}
+
 /// Every token is allowed where it stands, whichever drafts were refused, and the answer is complete within a step's
 /// drafts.
 #[test]

@@ -334,7 +334,9 @@ pub enum Op {
     Keep {
         /// The rows.
         x: Cols,
-        /// Where.
+        /// Where all rows of a step wait that feeds the draft head.
+        aside: Cols,
+        /// Where the last ones are remembered.
         state: StateId,
     },
     /// Causal depthwise convolution over positions, then silu.
@@ -450,6 +452,8 @@ pub enum Place {
     /// Of the rows with which the draft head is fed: its keys and values. Reads in the residual stream the row that was
     /// kept of the position before (zeros at the first). Last stage.
     Feed,
+    /// From a row that was kept to the hidden row that the draft head begins with, in the residual stream. Last stage.
+    Recall,
     /// The draft head on one row of each session: reads the hidden row in the residual stream, leaves its own there.
     /// Last stage.
     Draft,
@@ -560,8 +564,9 @@ impl Op {
                 t.reads = vec![k.buffer, v.buffer];
                 t.state = Some(*state);
             }
-            Op::Keep { x, state } => {
+            Op::Keep { x, aside, state } => {
                 t.reads = vec![x.buffer];
+                t.writes = vec![aside.buffer];
                 t.state = Some(*state);
             }
             Op::Convolve { x, weight, state, out } => {
@@ -613,7 +618,7 @@ impl Program {
         let inside = |place: Place| match place {
             Place::Input => layers.start == 0,
             Place::Layer(l) => layers.contains(&l),
-            Place::Output | Place::Keep | Place::Feed | Place::Draft => layers.end == all,
+            Place::Output | Place::Keep | Place::Recall | Place::Feed | Place::Draft => layers.end == all,
         };
         (0..self.ops.len()).filter(|&i| inside(self.ops[i].0)).collect()
     }

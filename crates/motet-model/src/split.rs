@@ -281,7 +281,7 @@ impl PartCosts {
             let part = match *place {
                 Place::Input => &mut costs.input,
                 Place::Layer(layer) => &mut costs.layers[layer],
-                Place::Output | Place::Keep | Place::Feed | Place::Draft => &mut costs.output,
+                Place::Output | Place::Keep | Place::Recall | Place::Feed | Place::Draft => &mut costs.output,
             };
             *part += weigh(program.cost(op, rows, Self::POSITION));
         }

@@ -73,6 +73,7 @@ impl Listing {
                 Place::Layer(layer) => ("layer", Some(layer)),
                 Place::Output => ("output", None),
                 Place::Keep => ("keep", None),
+                Place::Recall => ("recall", None),
                 Place::Feed => ("feed", None),
                 Place::Draft => ("draft", None),
             };

@@ -50,7 +50,8 @@ pub(crate) struct EngineArgs {
     /// Milliseconds that a step may take while somebody waits for the next token
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) step_ms: u64,
-    /// Tokens drafted for each conversation and step: off, auto (as many as pay) or 1 to 16
+    /// Tokens drafted for each conversation and step: off, auto (as many as pay, looked up where the text repeats itself,
+    /// else by the model's draft head) or 1 to 16 (by the head if the model has one)
     #[arg(long, default_value_t = Drafts::Off, value_name = "NUMBER")]
     pub(crate) drafts: Drafts,
     /// Look drafts up in the conversation's own tokens, even if the model has a draft head

@@ -123,25 +123,47 @@ fn groups_of(codes: &[u8; 256], block: usize) -> [u32; 8] {
 /// Bits `from .. from + bits` of all codes into a plane.
 #[inline(always)]
 fn put_plane(groups: &[u32; 8], from: usize, bits: usize, lane: usize, plane: &mut [u8]) {
-    let mask = field_mask(bits);
-    for v in 0..bits {
-        // Vector v: groups v, v + bits, v + 2 · bits, …, from the lowest bits up.
-        let mut packed = 0;
-        for (i, group) in groups.iter().skip(v).step_by(bits).enumerate() {
-            packed |= (group >> from & mask) << (i * bits);
-        }
-        plane[v * GROUP + 4 * lane..][..4].copy_from_slice(&packed.to_le_bytes());
+    match bits {
+        0 => {}
+        1 => put_bits::<1>(groups, from, lane, plane),
+        2 => put_bits::<2>(groups, from, lane, plane),
+        4 => put_bits::<4>(groups, from, lane, plane),
+        8 => put_bits::<8>(groups, from, lane, plane),
+        _ => unreachable!("a plane of {bits} bits"),
     }
 }
 
 /// The inverse of [`put_plane`]; adds its bits to the codes.
+#[inline(always)]
 fn get_plane(plane: &[u8], from: usize, bits: usize, lane: usize, groups: &mut [u32; 8]) {
-    let mask = field_mask(bits);
-    for v in 0..bits {
-        let lanes = plane[v * GROUP..][..GROUP].as_chunks::<4>().0;
-        let packed = u32::from_le_bytes(lanes[lane]);
-        for (i, group) in groups.iter_mut().skip(v).step_by(bits).enumerate() {
-            *group |= (packed >> (i * bits) & mask) << from;
+    match bits {
+        0 => {}
+        1 => get_bits::<1>(plane, from, lane, groups),
+        2 => get_bits::<2>(plane, from, lane, groups),
+        4 => get_bits::<4>(plane, from, lane, groups),
+        8 => get_bits::<8>(plane, from, lane, groups),
+        _ => unreachable!("a plane of {bits} bits"),
+    }
+}
+
+/// Vector v: groups v, v + bits, v + 2 · bits, …, from the lowest bits up.
+#[inline(always)]
+fn put_bits<const BITS: usize>(groups: &[u32; 8], from: usize, lane: usize, plane: &mut [u8]) {
+    for (v, lanes) in plane.as_chunks_mut::<GROUP>().0[..BITS].iter_mut().enumerate() {
+        let mut packed = 0;
+        for i in 0..8 / BITS {
+            packed |= (groups[v + i * BITS] >> from & field_mask(BITS)) << (i * BITS);
+        }
+        lanes.as_chunks_mut().0[lane] = packed.to_le_bytes();
+    }
+}
+
+#[inline(always)]
+fn get_bits<const BITS: usize>(plane: &[u8], from: usize, lane: usize, groups: &mut [u32; 8]) {
+    for (v, lanes) in plane.as_chunks::<GROUP>().0[..BITS].iter().enumerate() {
+        let packed = u32::from_le_bytes(lanes.as_chunks().0[lane]);
+        for i in 0..8 / BITS {
+            groups[v + i * BITS] |= (packed >> (i * BITS) & field_mask(BITS)) << from;
         }
     }
 }

@@ -27,6 +27,8 @@ use crate::worker_scratch::WorkerScratch;
 pub(super) struct DraftHead {
     /// What it sees of the rows of the trunk.
     pub(super) feed: Feed,
+    /// From the rows that were kept to hidden rows.
+    pub(super) recall: Vec<Region>,
     /// Its layer, and the norm behind.
     pub(super) layer: Vec<Region>,
     pub(super) head: Head,
@@ -34,9 +36,15 @@ pub(super) struct DraftHead {
 
 impl DraftHead {
     /// From what feeds it and the operations that it runs; `None` where there are none.
-    pub(super) fn of(program: &Program, feed: Option<Feed>, mut layer: Vec<usize>) -> Option<Self> {
+    pub(super) fn of(
+        program: &Program,
+        recall: &[usize],
+        feed: Option<Feed>,
+        mut layer: Vec<usize>,
+    ) -> Option<Self> {
         let head = Head::of(program, layer.pop().into_iter().collect())?;
-        Some(Self { feed: feed?, layer: Region::all(program, &layer), head })
+        let (recall, layer) = (Region::all(program, recall), Region::all(program, &layer));
+        Some(Self { feed: feed?, recall, layer, head })
     }
 }
 
@@ -93,6 +101,7 @@ impl CpuStage {
             let kept = self.state.of_slot(segment.slot, draft.feed.kept, RECENT * d);
             row.copy_from_slice(&kept[place_before(segment.first_position) * d..][..d]);
         }
+        self.run(Section::Recall, Lines::of(batch), hidden)?;
         drafted.clear();
         drafted.resize(batch.drafts.iter().sum::<u32>() as usize, 0);
         let mut tokens = std::mem::take(&mut self.workspace.tokens);

@@ -1,13 +1,13 @@
 //! What the draft head gets to see of the rows: the last ones are kept with the session, and of those that a batch names
 //! the head's keys and values are written.
 //!
-//! A step keeps the hidden rows of all its segments; that is a copy. Feeding costs products, so it is put off until
+//! A step keeps the rows of all its segments as the trunk leaves them; that is a copy. Feeding costs products, so it is put off until
 //! somebody drafts: then, what a session has not been fed with is fed in one pass, beside the others. An entry is made of
 //! its token and the hidden row before it, so when it was made can't be seen in its bits. Rows behind a draft that was
 //! not kept are dead, like their keys and values: their places are written again.
 
 use motet_model::batch::{Batch, Commit, InFlight, RECENT, Segment};
-use motet_model::program::{BufferId, Op, Program, StateId};
+use motet_model::program::{BufferId, Cols, Op, Program, RESIDUAL, StateId};
 
 use super::lines::Lines;
 use super::run::Region;
@@ -17,22 +17,22 @@ use crate::pool::WorkerPanic;
 /// What is remembered of the rows, and what the head makes of them.
 #[derive(Debug)]
 pub(super) struct Feed {
-    /// From rows of the trunk to those that are kept.
-    pub(super) keep: Vec<Region>,
-    /// Keys and values.
+    /// From rows that were kept to keys and values.
     pub(super) feed: Vec<Region>,
-    /// The rows that are kept, and where.
-    rows: BufferId,
+    /// Where the rows of a step wait that feeds the head.
+    aside: BufferId,
+    /// Where the last rows are kept.
     pub(super) kept: StateId,
 }
 
 impl Feed {
-    /// From the operations before and behind the copy; `None` where there are none.
+    /// From its operations; `None` where there are none.
     pub(super) fn of(program: &Program, keep: &[usize], feed: &[usize]) -> Option<Self> {
-        let (last, before) = keep.split_last()?;
-        let Op::Keep { x, state } = program.ops[*last].1 else { unreachable!("rows are made, then kept") };
-        let (keep, feed) = (Region::all(program, before), Region::all(program, feed));
-        Some(Self { keep, feed, rows: x.buffer, kept: state })
+        let Op::Keep { x: Cols { buffer: RESIDUAL, .. }, aside, state } = program.ops[*keep.first()?].1
+        else {
+            unreachable!("what is kept is the residual stream")
+        };
+        Some(Self { feed: Region::all(program, feed), aside: aside.buffer, kept: state })
     }
 }
 
@@ -41,12 +41,16 @@ impl CpuStage {
     /// in the residual stream is lost.
     pub(super) fn keep_rows(&mut self, work: &mut InFlight) -> Result<(), WorkerPanic> {
         let Some(draft) = &self.draft else { return Ok(()) };
-        let (buffer, state) = (draft.feed.rows, draft.feed.kept);
+        let (aside, state) = (draft.feed.aside, draft.feed.kept);
         let InFlight { batch, hidden, .. } = work;
-        self.run(Section::Keep, Lines::of(batch), hidden)?;
-        self.line_up(batch, hidden);
-        let d = self.d_model;
-        let rows = self.workspace.rows(buffer, batch.rows());
+        let (rows, d) = (batch.rows(), self.d_model);
+        let feeds = batch.segments.iter().any(|segment| segment.feed.is_some());
+        if feeds {
+            self.workspace.rows_mut(aside, rows).copy_from_slice(&hidden[..rows * d]);
+            // Before places are written again.
+            self.line_up(batch, hidden);
+        }
+        let rows = if feeds { self.workspace.rows(aside, rows) } else { &hidden[..rows * d] };
         for segment in &batch.segments {
             let kept = self.state.of_slot_mut(segment.slot, state, RECENT * d);
             let own = &rows[segment.rows.start as usize * d..segment.rows.end as usize * d];
@@ -66,13 +70,13 @@ impl CpuStage {
     }
 
     /// Lines up what the head is to be fed with: segments, tokens, and in the residual stream the hidden rows before
-    /// them, which a session remembers or which are rows of this step.
+    /// them, not yet normed, which a session remembers or which are rows of this step.
     fn line_up(&mut self, batch: &Batch, hidden: &mut [f32]) {
         let Some(draft) = &self.draft else { return };
         let (d, state) = (self.d_model, draft.feed.kept);
         let mut segments = std::mem::take(&mut self.workspace.fed);
         let mut tokens = std::mem::take(&mut self.workspace.tokens);
-        let rows = self.workspace.rows(draft.feed.rows, batch.rows());
+        let rows = self.workspace.rows(draft.feed.aside, batch.rows());
         let mut into = hidden.chunks_exact_mut(d);
         for segment in &batch.segments {
             let positions = batch.fed(segment);

@@ -133,6 +133,13 @@ impl Workspace {
             self.places[buffer.0].expect("an operation of this stage touches the buffer");
         &self.floats.get()[at..at + rows * width]
     }
+
+    /// As [`Workspace::rows`], to be written.
+    fn rows_mut(&mut self, buffer: BufferId, rows: usize) -> &mut [f32] {
+        let Place { at, width } =
+            self.places[buffer.0].expect("an operation of this stage touches the buffer");
+        &mut self.floats.all()[at..at + rows * width]
+    }
 }
 
 /// What operations need beside the row buffers.
@@ -179,12 +186,13 @@ impl CpuStage {
         let program = network.program(limits.draft_head).clone();
         let layout = WorkspaceLayout::of(&program, &ops);
         let (mut layers, mut output) = (Vec::new(), Vec::new());
-        let (mut keep, mut feed, mut draft) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut keep, mut recall, mut feed, mut draft) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for op in ops {
             match program.ops[op].0 {
                 OpPlace::Input | OpPlace::Layer(_) => layers.push(op),
                 OpPlace::Output => output.push(op),
                 OpPlace::Keep => keep.push(op),
+                OpPlace::Recall => recall.push(op),
                 OpPlace::Feed => feed.push(op),
                 OpPlace::Draft => draft.push(op),
             }
@@ -201,7 +209,7 @@ impl CpuStage {
         Ok(Self {
             layers: Region::all(&program, &layers),
             output: Head::of(&program, output),
-            draft: DraftHead::of(&program, Feed::of(&program, &keep, &feed), draft),
+            draft: DraftHead::of(&program, &recall, Feed::of(&program, &keep, &feed), draft),
             d_model: network.d_model,
             limits: limits.clone(),
             layout,
@@ -359,10 +367,10 @@ impl Stage for CpuStage {
 enum Section {
     /// The trunk's layers.
     Layers,
-    /// What is kept for the draft head.
-    Keep,
     /// What the draft head is fed with.
     Feed,
+    /// From the rows that were kept to those that the draft head begins with.
+    Recall,
     /// The draft head's layer.
     Draft,
 }
@@ -372,8 +380,8 @@ impl CpuStage {
     fn run(&mut self, section: Section, lines: Lines<'_>, hidden: &mut [f32]) -> Result<(), WorkerPanic> {
         let regions: &[Region] = match (section, &self.draft) {
             (Section::Layers, _) => &self.layers,
-            (Section::Keep, Some(draft)) => &draft.feed.keep,
             (Section::Feed, Some(draft)) => &draft.feed.feed,
+            (Section::Recall, Some(draft)) => &draft.recall,
             (Section::Draft, Some(draft)) => &draft.layer,
             (_, None) => return Ok(()),
         };

@@ -80,7 +80,7 @@ impl Driver {
         let grounded = (0..flights).map(flight).collect();
         let at_start = plan.options.workspace == Workspace::AtStart;
         let (scheduler, ceiling, drafts) = (Scheduler::new(plan), plan.rows, plan.limits.batch.drafts);
-        let drafter = drafter(drafts, plan.limits.draft_head);
+        let drafter = drafter(plan.options.drafts, plan.limits.draft_head);
         let room = (drafts, 0);
         let mut driver = Self {
             scheduler,
@@ -252,30 +252,22 @@ impl Driver {
     /// Has drafts made for the sessions that go and want some, and says how long that took; `None` if they are in the
     /// making behind what is in flight.
     fn draft(&mut self) -> Option<Duration> {
-        let Some(drafter) = &mut self.drafter else { return Some(Duration::ZERO) };
+        let Some(drafter) = &self.drafter else { return Some(Duration::ZERO) };
         let Some(mut flight) = self.grounded.pop() else { return Some(Duration::ZERO) };
-        self.scheduler.ask_for_drafts(&mut flight.work.batch);
+        self.scheduler.ask_for_drafts(&**drafter, &mut flight.work.batch);
         if flight.work.batch.rows() == 0 {
             self.grounded.push(flight);
             return Some(Duration::ZERO);
         }
         let clock = self.shared.clock.clone();
         let begun = clock.now();
-        let so_far = || clock.now().saturating_sub(begun);
-        let scheduler = &self.scheduler;
-        if drafter.draft(&mut flight.work, &|slot| scheduler.tokens(slot)) {
-            self.scheduler.take_drafts(&flight.work, so_far());
-            flight.clear();
-            self.grounded.push(flight);
-            return Some(so_far());
-        }
         self.shared.queue.busy(begun);
         self.scheduler.drafting(&flight.work.batch);
         flight.task = Task::Draft;
         self.pipeline.send(flight);
         self.land();
         // Where the stage runs on this thread, the drafts are there.
-        self.pipeline.is_inline().then(so_far)
+        self.pipeline.is_inline().then(|| clock.now().saturating_sub(begun))
     }
 
     /// How long a batch of so many rows takes in each stage, by what was measured; `None` before anything was.

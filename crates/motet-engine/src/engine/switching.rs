@@ -5,7 +5,7 @@
 //! there whenever the head is loaded; one that was not loaded cannot come later.
 
 use super::{Driver, Engine};
-use crate::drafts::{Drafter, Drafts, DraftsError, Head, LookUp, MAX_DRAFTS};
+use crate::drafts::{Drafter, Drafts, DraftsError, Head, LookUp, LookUpOrHead, MAX_DRAFTS};
 use motet_model::{DeviceError, InFlight};
 use std::collections::TryReserveError;
 use std::sync::Arc;
@@ -22,11 +22,12 @@ pub(super) struct Order {
     done: Sender<Result<(), DraftsError>>,
 }
 
-/// What proposes, if up to `most` drafts are wanted at all.
-pub(super) fn drafter(most: usize, head: bool) -> Option<Box<dyn Drafter>> {
-    match most {
-        0 => None,
-        _ if head => Some(Box::new(Head)),
+/// What proposes, if drafts are wanted at all and the network's head may be used, or not.
+pub(super) fn drafter(drafts: Drafts, head: bool) -> Option<Box<dyn Drafter>> {
+    match drafts {
+        Drafts::Off => None,
+        Drafts::Auto if head => Some(Box::new(LookUpOrHead)),
+        Drafts::Exactly(_) if head => Some(Box::new(Head)),
         _ => Some(Box::new(LookUp)),
     }
 }
@@ -82,7 +83,7 @@ impl Driver {
         let changes = self.shared.plan.batch_with_drafts(most).before;
         let lists = (self.shared.plan.sessions * most * size_of::<u32>()) as u64;
         self.scheduler.set_drafts(drafts, most, changes).map_err(|_| refused("lists of drafts", lists))?;
-        self.drafter = drafter(most, head);
+        self.drafter = drafter(drafts, head);
         let metrics = &mut self.shared.metrics.lock();
         metrics.draft_limit = metrics.draft_limit.max(most);
         Ok(())

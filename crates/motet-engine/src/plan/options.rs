@@ -42,7 +42,8 @@ pub struct Options {
     pub front_end: Vec<Line>,
     /// Forces the rows of a prefill chunk; `None`: what `step` leaves room for.
     pub prefill_chunk: Option<usize>,
-    /// How many tokens are drafted for a session in a step.
+    /// How many tokens are drafted for a session in a step. They come from the network's head if it has one; with
+    /// [`Drafts::Auto`] they are looked up where the session's text repeats itself and that pays more.
     pub drafts: Drafts,
     /// They are looked up in the session's own tokens, even if the network has a draft head.
     pub look_up: bool,

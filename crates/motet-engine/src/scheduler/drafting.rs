@@ -6,7 +6,7 @@
 use super::Scheduler;
 use crate::agreement::Agreement;
 use crate::appetite::{Appetite, Wish};
-use crate::drafts::Drafts;
+use crate::drafts::{Drafter, Drafts, Source};
 use crate::metrics::MetricsSnapshot;
 use crate::session::{Leaving, Session};
 use motet_model::batch::{Batch, StateOp};
@@ -16,24 +16,35 @@ use std::collections::TryReserveError;
 use std::time::Duration;
 
 impl Scheduler {
-    /// Lays out who wants drafts and how many, the most first, as a batch for `Stage::draft`, with pages for all rows
-    /// to come. It stays empty if nobody does.
-    pub(crate) fn ask_for_drafts(&mut self, batch: &mut Batch) {
+    /// Gives drafts that are known at once to who wants them, and lays out who wants the head's and how many, the most
+    /// first, as a batch for `Stage::draft`, with pages for all rows to come. It stays empty if nobody does.
+    pub(crate) fn ask_for_drafts(&mut self, drafter: &dyn Drafter, batch: &mut Batch) {
         self.wishes.clear();
+        self.known.clear();
+        self.watched = if drafter.has_head() { Source::Head } else { Source::LookUp };
         let decoding = self.going.len();
+        if !self.is_asked_for_drafts(decoding) {
+            return (0..decoding).for_each(|at| self.session_mut(self.going[at]).asked = true);
+        }
         let mut spare = self.most_rows.saturating_sub(decoding + self.all_behind() + 1);
         for at in 0..self.going.len() {
             let slot = self.going[at];
             let most = self.draftable(self.running(slot)).min(spare);
             self.session_mut(slot).asked = true;
             if most > 0 {
-                self.wishes.push(Wish { slot, most, drafts: most });
+                let before = self.known.len();
+                let session = self.running[slot.0 as usize].as_ref().expect("a running session");
+                drafter.know(&session.tokens, most, &mut self.known);
+                let known = self.known.len() - before;
+                let of_head = if drafter.has_head() { most } else { 0 };
+                self.wishes.push(Wish::new(slot, of_head, known, if drafter.looks_up() { most } else { 0 }));
                 spare -= most;
             }
         }
         self.choose(decoding);
         self.take_pages();
-        self.wishes.retain(|wish| wish.drafts > 0);
+        self.take_known();
+        self.wishes.retain(|wish| wish.drafts > 0 && wish.source == Source::Head);
         self.wishes.sort_unstable_by_key(|wish| (Reverse(wish.drafts), wish.slot));
         for at in 0..self.wishes.len() {
             let Wish { slot, drafts, .. } = self.wishes[at];
@@ -74,6 +85,8 @@ impl Scheduler {
         changes: usize,
     ) -> Result<(), TryReserveError> {
         self.changes.try_reserve_exact(changes.saturating_sub(self.changes.len()))?;
+        self.known.clear();
+        self.known.try_reserve_exact(self.running.len() * most)?;
         let running = self.running.iter_mut().flatten();
         for session in running.chain(&mut self.line) {
             session.allow_drafts(most)?;
@@ -85,14 +98,27 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Lowers the drafts to those that pay beside so many rows, if their number is not given.
+    /// Whether a step with so many rows may have drafts, which takes time to choose.
+    fn is_asked_for_drafts(&mut self, decoding: usize) -> bool {
+        let reads = self.reads_beside(decoding);
+        self.appetite.as_mut().is_none_or(|appetite| reads || appetite.is_asked(decoding))
+    }
+
+    /// Whether prompts are read beside so many rows.
+    fn reads_beside(&self, decoding: usize) -> bool {
+        self.by_age.len() > decoding && self.prompt_rows > 0
+    }
+
+    /// Chooses the drafts that pay beside so many rows; all, if their number is given.
     fn choose(&mut self, decoding: usize) {
-        let Some(appetite) = &mut self.appetite else { return };
+        let reads = self.reads_beside(decoding);
+        let Some(appetite) = &mut self.appetite else {
+            return self.wishes.iter_mut().for_each(|wish| wish.drafts = wish.most());
+        };
         let (running, costs) = (&self.running, &self.costs);
         let chances = |slot: Slot| &running[slot.0 as usize].as_ref().expect("a running session").chances;
         let beside = decoding + self.prompt_rows;
         let price = |drafts: usize| costs.expected(beside + drafts).map_or(0.0, |time| time.as_secs_f64());
-        let reads = self.by_age.len() > decoding && self.prompt_rows > 0;
         let price: Option<&dyn Fn(usize) -> f64> = if reads { Some(&price) } else { None };
         appetite.choose(decoding, &mut self.wishes, chances, price);
     }
@@ -105,6 +131,20 @@ impl Scheduler {
             let end = self.cache.reach(&session.table, first + wish.drafts).max(first);
             self.cache.grow(&mut session.table, end, &mut self.changes);
             wish.drafts = end - first;
+        }
+    }
+
+    /// Hands their drafts to those who shall have what is known.
+    fn take_known(&mut self) {
+        let mut known = &self.known[..];
+        for wish in &self.wishes {
+            let of_session;
+            (of_session, known) = known.split_at(wish.most[Source::LookUp as usize]);
+            if wish.source == Source::LookUp && wish.drafts > 0 {
+                let session = self.running[wish.slot.0 as usize].as_mut().expect("a running session");
+                session.source = Source::LookUp;
+                session.expect(&of_session[..wish.drafts]);
+            }
         }
     }
 
@@ -129,7 +169,7 @@ impl Scheduler {
         self.cache.reach(&session.table, first + most).saturating_sub(first)
     }
 
-    /// Hands the drafts of a batch made by [`Scheduler::ask_for_drafts`] to their sessions; they took so long.
+    /// Hands the head's drafts of a batch made by [`Scheduler::ask_for_drafts`] to their sessions; they took so long.
     pub(crate) fn take_drafts(&mut self, work: &InFlight, took: Duration) {
         if let Some(appetite) = &mut self.appetite {
             let deepest = work.batch.drafts.iter().max().map_or(0, |&most| most as usize);
@@ -145,6 +185,7 @@ impl Scheduler {
                 // With what it lacked, and in drafting with the row of its next token; but a new page is zeroed after that.
                 session.fed = session.read + usize::from(!session.read.is_multiple_of(PAGE));
             }
+            session.source = Source::Head;
             session.expect(mine);
         }
     }
@@ -159,21 +200,20 @@ impl Scheduler {
         metrics: &mut MetricsSnapshot,
     ) {
         let tried = if ended { accepted } else { drafts };
+        let watched = self.watched;
         let session = self.session_mut(slot);
         session.drafted += drafts;
         session.accepted += accepted;
-        session.compared += usize::from(tried > 0);
-        session.agreed += usize::from(accepted > 0);
-        session.chances.learn(tried, accepted);
+        let source = session.source;
+        if source == watched {
+            session.compared += usize::from(tried > 0);
+            session.agreed += usize::from(accepted > 0);
+        }
+        session.chances[source as usize].learn(tried, accepted);
         metrics.drafted(drafts, accepted);
         if let Some(appetite) = &mut self.appetite {
-            appetite.learn(tried, accepted);
+            appetite.learn(source, tried, accepted);
         }
-    }
-
-    /// A session's tokens, that of its next row included.
-    pub(crate) fn tokens(&self, slot: Slot) -> &[u32] {
-        &self.running(slot).tokens
     }
 
     /// The commit of `kept` failed: the state of those sessions is lost, and so is what was `saved` of it. Their tokens

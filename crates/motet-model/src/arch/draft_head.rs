@@ -7,7 +7,7 @@
 //! consumes, so entry 0 does not exist and a page never depends on a token beyond it.
 //!
 //! The head is *fed* with every row of the trunk that comes before a row for which it drafts: keys and values of u, no
-//! more. Until then a session remembers the last hidden rows. Only drafting runs the layer.
+//! more. Until then a session remembers the last rows of the trunk. Only drafting runs the layer.
 
 use super::blocks::Sizes;
 use crate::batch::RECENT;
@@ -31,16 +31,20 @@ pub(super) fn with_draft_head(
     let (p, d) = (format!("blk.{}", sizes.layers), sizes.d_model);
     let residual = b.residual();
 
+    // Kept as the trunk leaves them: most steps keep rows and feed nobody, and the norm can wait with the feeding.
     b.at(Place::Keep);
-    let [hidden, u, normed] = ["hidden", "u", "normed"].map(|name| b.buffer(name, d));
-    b.norm("output_norm.weight", residual, sizes.eps, hidden)?;
+    let [aside, u, normed] = ["aside", "u", "normed"].map(|name| b.buffer(name, d));
     let state = b.state(sizes.layers, StateKind::Recent { rows: RECENT, width: d });
-    b.push(Op::Keep { x: hidden, state });
+    b.push(Op::Keep { x: residual, aside, state });
 
     b.at(Place::Feed);
+    b.norm("output_norm.weight", residual, sizes.eps, residual)?;
     join(&mut b, sizes, residual, u)?;
     b.norm(&format!("{p}.attn_norm.weight"), u, sizes.eps, normed)?;
     remember(&mut b, normed)?;
+
+    b.at(Place::Recall);
+    b.norm("output_norm.weight", residual, sizes.eps, residual)?;
 
     b.at(Place::Draft);
     join(&mut b, sizes, residual, residual)?;
