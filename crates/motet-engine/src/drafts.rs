@@ -133,7 +133,10 @@ impl Drafter for Head {
 }
 
 /// Looks up what the session's last tokens were followed by before.
-pub(crate) struct LookUp;
+pub(crate) struct LookUp {
+    /// The network's head drafts as well.
+    pub(crate) or_head: bool,
+}
 
 impl Drafter for LookUp {
     fn know(&self, tokens: &[u32], most: usize, out: &mut Vec<u32>) {
@@ -145,24 +148,7 @@ impl Drafter for LookUp {
     }
 
     fn has_head(&self) -> bool {
-        false
-    }
-}
-
-/// Looks up first: that costs no pass of the head.
-pub(crate) struct LookUpOrHead;
-
-impl Drafter for LookUpOrHead {
-    fn know(&self, tokens: &[u32], most: usize, out: &mut Vec<u32>) {
-        continuation(tokens, most, out);
-    }
-
-    fn looks_up(&self) -> bool {
-        true
-    }
-
-    fn has_head(&self) -> bool {
-        true
+        self.or_head
     }
 }
 

@@ -1,10 +1,10 @@
 //! What the draft head gets to see of the rows: the last ones are kept with the session, and of those that a batch names
 //! the head's keys and values are written.
 //!
-//! A step keeps the rows of all its segments as the trunk leaves them; that is a copy. Feeding costs products, so it is put off until
-//! somebody drafts: then, what a session has not been fed with is fed in one pass, beside the others. An entry is made of
-//! its token and the hidden row before it, so when it was made can't be seen in its bits. Rows behind a draft that was
-//! not kept are dead, like their keys and values: their places are written again.
+//! A step keeps the rows of all its segments as the trunk leaves them; that is a copy. Feeding costs products, so it
+//! is put off until somebody drafts: then, what a session has not been fed with is fed in one pass, beside the others.
+//! An entry is made of its token and the hidden row before it, so when it was made can't be seen in its bits. Rows
+//! behind a draft that was not kept are dead, like their keys and values: their places are written again.
 
 use motet_model::batch::{Batch, Commit, InFlight, RECENT, Segment};
 use motet_model::program::{BufferId, Cols, Op, Program, RESIDUAL, StateId};

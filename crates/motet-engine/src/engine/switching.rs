@@ -5,7 +5,7 @@
 //! there whenever the head is loaded; one that was not loaded cannot come later.
 
 use super::{Driver, Engine};
-use crate::drafts::{Drafter, Drafts, DraftsError, Head, LookUp, LookUpOrHead, MAX_DRAFTS};
+use crate::drafts::{Drafter, Drafts, DraftsError, Head, LookUp, MAX_DRAFTS};
 use motet_model::{DeviceError, InFlight};
 use std::collections::TryReserveError;
 use std::sync::Arc;
@@ -26,9 +26,8 @@ pub(super) struct Order {
 pub(super) fn drafter(drafts: Drafts, head: bool) -> Option<Box<dyn Drafter>> {
     match drafts {
         Drafts::Off => None,
-        Drafts::Auto if head => Some(Box::new(LookUpOrHead)),
         Drafts::Exactly(_) if head => Some(Box::new(Head)),
-        _ => Some(Box::new(LookUp)),
+        Drafts::Auto | Drafts::Exactly(_) => Some(Box::new(LookUp { or_head: head })),
     }
 }
 
