@@ -10,6 +10,7 @@
 use crate::clock::Clock;
 use crate::queue::Queue;
 use motet_model::{Checkpoint, DeviceError, InFlight, Slot, Stage};
+use parking_lot::{Condvar, Mutex};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -198,22 +199,28 @@ pub(crate) struct OnThreads {
 }
 
 impl OnThreads {
-    /// Starts a thread for each stage; `landed` is called behind each batch that has come back.
+    /// Starts a thread for each stage, with room for so many errands on the way to each; `landed` is called behind each
+    /// batch that has come back.
     pub(crate) fn start(
         stages: Vec<Box<dyn Stage>>,
-        flights: usize,
+        errands: usize,
         clock: &Arc<dyn Clock>,
         landed: impl Fn() + Send + 'static,
     ) -> Result<Self, DeviceError> {
-        let (out, back) = sync_channel(flights);
+        let (out, back) = sync_channel(errands);
         let mut outlet = Outlet::Back(out, Box::new(landed));
+        // Nothing is sent: it ends when all threads have let go of it.
+        let (ready, all_ready) = sync_channel::<()>(0);
         let mut threads = Vec::with_capacity(stages.len());
         for (number, mut stage) in stages.into_iter().enumerate().rev() {
-            let (to_stage, inlet) = sync_channel(flights);
+            let (to_stage, inlet) = sync_channel(errands);
             let next = std::mem::replace(&mut outlet, Outlet::Next(to_stage));
             let clock = clock.clone();
+            let ready = ready.clone();
             let body = move || {
                 stage.enter();
+                wait_once(&inlet);
+                drop(ready);
                 while let Ok(errand) = inlet.recv() {
                     next.pass(match errand {
                         Errand::Fly(mut flight) => {
@@ -239,6 +246,8 @@ impl OnThreads {
             let refused = |source| DeviceError::Memory { what: "a stage's thread", bytes: 0, source };
             threads.push(thread.map_err(refused)?);
         }
+        drop(ready);
+        let _ = all_ready.recv();
         let Outlet::Next(inlet) = outlet else { unreachable!("there is a stage") };
         Ok(Self { inlet: Some(inlet), back, threads })
     }
@@ -248,6 +257,14 @@ impl OnThreads {
         let told = self.inlet.as_ref().is_some_and(|inlet| inlet.send(errand).is_ok());
         assert!(told, "the first stage's thread is gone");
     }
+}
+
+/// Waits for a moment in both ways in which a stage's thread waits: what that allocates the first time is there before the
+/// first step. Nobody sends anything yet.
+fn wait_once(inlet: &Receiver<Errand>) {
+    let moment = Duration::from_millis(1);
+    let _ = inlet.recv_timeout(moment);
+    Condvar::new().wait_for(&mut Mutex::new(()).lock(), moment);
 }
 
 /// Where a stage's errands go.

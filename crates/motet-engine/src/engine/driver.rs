@@ -57,8 +57,10 @@ impl Driver {
             (Some(only), true) => Box::new(Inline::new(only, clock)),
             (last, _) => {
                 stages.extend(last);
-                let landed = shared.clone();
-                Box::new(OnThreads::start(stages, shared.plan.flights, &clock, move || {
+                let (landed, plan) = (shared.clone(), &shared.plan);
+                // Sending never waits: where free pages are filled, each of them is sent before each batch.
+                let pages = if plan.options.poison { plan.limits.pages.iter().sum() } else { 0 };
+                Box::new(OnThreads::start(stages, plan.flights * (1 + pages), &clock, move || {
                     landed.queue.landed()
                 })?)
             }
