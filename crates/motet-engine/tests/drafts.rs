@@ -292,7 +292,7 @@ fn drafts_can_be_looked_up_where_there_is_a_head() {
 }
 
 /// The head is never right, and the text goes round: what is looked up saves two steps of three, and more, and hardly a
-/// draft is wasted. (That a head is used where nothing can be looked up: the test above.)
+/// draft is wasted. (That the head drafts where nothing can be looked up: `their_number_follows_what_they_bring`.)
 #[test]
 fn where_both_can_draft_the_better_one_does() {
     let with_head = Sketch { head: true, ..SKETCHES[0] };
