@@ -14,7 +14,7 @@ const ALIKE: [(usize, usize, usize); 3] = [(0, 3, 330), (2, 6, 128), (3, 7, 64)]
 /// of the prompt are left, so that a chunk of 512 is larger than one of 32.
 const SHORT: (usize, usize) = (98, 10);
 /// Tokens of a text that comes again and again.
-const REPEATED: usize = 24;
+pub(super) const REPEATED: usize = 24;
 /// Pages of a prompt that a forerunner shares if it shares only its beginning.
 const BEGINNING: usize = 2;
 

@@ -2,10 +2,11 @@
 //!
 //! Each conversation runs alone once; then they run together in many ways, and every row of logits must have the bits
 //! that it has alone. `matrix` says in which ways, `conversation` what is said, `runs` lets them run, `transcript`
-//! compares, `witness` saw what the device was made to do, `report` sums up.
+//! compares, `witness` saw what the device was made to do, `outcome` holds that against the way, `report` sums up.
 
 mod conversation;
 mod matrix;
+mod outcome;
 mod report;
 mod runs;
 mod transcript;
@@ -70,7 +71,8 @@ impl Verify {
         let matrix = Matrix::new(Isa::available(), slow_in_scalar);
         let matrix = if self.drafts { matrix.with_drafts() } else { matrix };
         let ways = if self.full { matrix.product() } else { matrix.covering() };
-        let subject = Subject { stages: self.stages.clone(), ..subject(&model, &prepare, slow_in_scalar) };
+        let subject = subject(&model, &prepare, slow_in_scalar, self.drafts);
+        let subject = Subject { stages: self.stages.clone(), ..subject };
         let runs = Runs::new(subject, deadline);
         let (outcomes, left_out) = examine(runs, ways)?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -83,15 +85,15 @@ impl Verify {
     }
 }
 
-/// What there is to know of a model.
-fn subject<'a>(model: &Model, prepare: Prepare<'a>, slow_in_scalar: bool) -> Subject<'a> {
+/// What there is to know of a model, with or without its draft head.
+fn subject<'a>(model: &Model, prepare: Prepare<'a>, slow_in_scalar: bool, head: bool) -> Subject<'a> {
     let network = &model.weights.network;
     Subject {
         prepare,
         vocabulary: vocabulary(&model.tokenizer, network.vocab),
         stages: Stages::default(),
         context: network.context,
-        recurrent: 4 * network.state(false).recurrent_floats as u64,
+        recurrent: 4 * network.state(head).recurrent_floats as u64,
         slow_in_scalar,
     }
 }
@@ -117,7 +119,7 @@ fn prepare(model: &Model, setting: Setting) -> Result<Prepared, Box<dyn Error>> 
 }
 
 /// Runs the ways: what came of them, and those that the time did not suffice for.
-fn examine(mut runs: Runs<'_>, ways: Vec<Way>) -> Result<(Vec<runs::Outcome>, Vec<Way>), Box<dyn Error>> {
+fn examine(mut runs: Runs<'_>, ways: Vec<Way>) -> Result<(Vec<outcome::Outcome>, Vec<Way>), Box<dyn Error>> {
     let count = ways.len();
     let (mut outcomes, mut left_out) = (Vec::new(), Vec::new());
     for (number, way) in ways.into_iter().enumerate() {
@@ -179,7 +181,8 @@ mod tests {
     fn report(prepare: Prepare<'_>, model: &Model) -> Report {
         let matrix = Matrix::new(vec![Isa::best()], false);
         let ways = matrix.covering().into_iter().filter(|way| way.conversations <= 2).collect();
-        let (outcomes, left_out) = examine(Runs::new(subject(model, prepare, false), None), ways).unwrap();
+        let (outcomes, left_out) =
+            examine(Runs::new(subject(model, prepare, false, false), None), ways).unwrap();
         Report::new(model.name.clone(), 1.0, &matrix, outcomes, left_out)
     }
 

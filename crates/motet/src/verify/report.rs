@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::matrix::{Matrix, Named, Way};
-use super::runs::{Found, Outcome};
+use super::outcome::{Found, Outcome};
 use super::transcript::Row;
 
 /// Why the command fails.

@@ -1,8 +1,8 @@
 //! Runs conversations: each alone once, then together in one way after another, and compares.
 //!
-//! The engine's wheel is turned here, step by step: so a run is the same each time, arrivals come when the way says,
-//! and the deadline is passed by one step at most. It knows devices only by a function that prepares a stage, so it
-//! can be pointed at one that is wrong on purpose.
+//! The engine's wheel is turned here, step by step, and by its clock every step takes as long: so a run is the same each
+//! time, arrivals come when the way says, and the deadline is passed by one step at most. It knows devices only by a
+//! function that prepares a stage, so it can be pointed at one that is wrong on purpose.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -10,22 +10,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use motet_cpu::Isa;
-use motet_engine::clock::RealClock;
+use motet_engine::clock::SimClock;
 use motet_engine::{Drafts, Driver, Engine, Options, Plan, Request, Stream, Turn};
 use motet_model::{PAGE, Stage, Stages};
-use serde::Serialize;
 
 use super::conversation::{Conversation, Extent, MOST, Vocabulary};
-use super::matrix::{Arrival, CHUNK, CONVERSATIONS, DRAFTS, Drafting, Heat, Named, PREFIX, Reuse, Way};
-use super::transcript::{Difference, Transcript};
+use super::matrix::{Arrival, Drafting, Heat, Reuse, Way};
+use super::outcome::{Found, Missed, Observed, Outcome};
+use super::transcript::Transcript;
 use super::witness::{Seen, Witness, Work};
 
 /// Steps between arrivals that are staggered.
 const APART: usize = 2;
 /// Conversations for which there are pages beside the older one, when conversations are to step back.
 const SEATED: usize = 3;
-/// Behind so many steps the older conversation needs another page: all that have a seat have arrived, and none is over.
-const CALM: usize = APART * SEATED;
 /// Rows of the largest batch: a whole chunk has room beside others.
 const ROWS: usize = 1024;
 
@@ -56,68 +54,6 @@ pub(super) struct Subject<'a> {
     pub(super) recurrent: u64,
     /// Whether the scalar definition is too slow for whole conversations.
     pub(super) slow_in_scalar: bool,
-}
-
-/// What came of one way.
-#[derive(Debug, Serialize)]
-pub(super) struct Outcome {
-    pub(super) way: Way,
-    /// Rows of logits compared.
-    pub(super) rows: usize,
-    /// Rows that differ.
-    pub(super) differing: usize,
-    /// Where, for each conversation that differs.
-    pub(super) differences: Vec<Found>,
-    #[serde(flatten)]
-    pub(super) observed: Observed,
-    /// What the way says and the run did not do.
-    pub(super) missed: Vec<Missed>,
-    pub(super) seconds: f64,
-}
-
-/// What a run was seen to do.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub(super) struct Observed {
-    /// Most conversations in one step.
-    pub(super) together: usize,
-    /// Most rows of one conversation in one step.
-    pub(super) largest_chunk: usize,
-    /// How often a conversation stepped back into the queue.
-    pub(super) steps_back: u64,
-    /// Tokens that were drafted, and those of them that were chosen.
-    pub(super) drafted: u64,
-    pub(super) accepted: u64,
-    /// Conversations that found pages of an earlier one.
-    pub(super) found_prefixes: usize,
-    /// Free pages filled with NaN before their first use.
-    pub(super) fresh_pages: usize,
-    /// The same of pages that conversations had given back.
-    pub(super) returned_pages: usize,
-}
-
-/// A value of the way that the run did not live up to.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Missed {
-    pub(super) dimension: &'static str,
-    pub(super) reason: String,
-}
-
-/// A conversation that differs or failed.
-#[derive(Debug, Serialize)]
-pub(super) struct Found {
-    pub(super) conversation: usize,
-    pub(super) rows: usize,
-    #[serde(flatten)]
-    pub(super) first: Option<Difference>,
-    pub(super) failure: Option<String>,
-}
-
-impl Outcome {
-    /// The values of the way that the run lived up to.
-    pub(super) fn met(&self) -> Vec<Named> {
-        let missed = |value: &Named| self.missed.iter().any(|missed| missed.dimension == value.0);
-        self.way.values().into_iter().filter(|value| !missed(value)).collect()
-    }
 }
 
 /// Runs ways and remembers what conversations are alone.
@@ -221,7 +157,7 @@ impl<'a> Runs<'a> {
         }
         let mut present = None;
         if let Some(elder) = elder {
-            let request = Conversation::elder(vocabulary, elder.pages, CALM).request();
+            let request = Conversation::elder(vocabulary, elder.pages, elder.calm).request();
             // A token a step, so that it needs its page when it is expected to.
             let elder = present.insert(wheel.submit(Request { drafts: false, ..request })?);
             if !wheel.turn_until(elder, |heard| heard.answered() > 0)? {
@@ -285,8 +221,9 @@ impl<'a> Runs<'a> {
             return Ok(None);
         }
         let (plan, stages) = (self.subject.prepare)(setting)?;
-        let (stages, seen) = Witness::of(stages);
-        let (engine, driver) = Engine::by_hand(plan, Arc::new(RealClock::default()), stages)?;
+        let clock = Arc::new(SimClock::default());
+        let (stages, seen) = Witness::of(stages, &clock);
+        let (engine, driver) = Engine::by_hand(plan, clock, stages)?;
         self.preparation = self.preparation.max(begun.elapsed());
         Ok(Some(Wheel { engine, driver, seen, deadline: self.deadline }))
     }
@@ -300,6 +237,8 @@ struct Elder {
     pages: usize,
     /// Pages that there are.
     pool: usize,
+    /// Steps behind which it needs that page: all that have a seat have arrived, and none is over.
+    calm: usize,
 }
 
 impl Elder {
@@ -307,37 +246,13 @@ impl Elder {
         if way.reuse != Reuse::SteppingBack {
             return None;
         }
-        let first = way.arrival.order(conversations.len()).take(SEATED);
+        let seated = conversations.len().min(SEATED);
+        let first = way.arrival.order(conversations.len()).take(seated);
         let seats: usize = first.map(|number| conversations[number].prompt_pages()).sum();
+        let arriving = if way.arrival == Arrival::Staggered { APART * (seated - 1) } else { 0 };
         let longest = conversations.iter().map(Conversation::pages).max().unwrap_or(1);
         let pages = longest.saturating_sub(seats).max(1);
-        Some(Self { pages, pool: seats + pages })
-    }
-}
-
-impl Observed {
-    /// What the way says and was not seen; `prefixes` conversations could have found theirs.
-    fn missed(&self, way: Way, prefixes: usize) -> Vec<Missed> {
-        let mut missed = Vec::new();
-        let mut miss = |dimension, reason| missed.push(Missed { dimension, reason });
-        // Where conversations step back, some wait for others.
-        if way.reuse != Reuse::SteppingBack && self.together != way.conversations {
-            miss(CONVERSATIONS.0, format!("at most {} conversations ran in one step", self.together));
-        }
-        if !(way.least_chunk()..=way.chunk).contains(&self.largest_chunk) {
-            miss(CHUNK.0, format!("the largest chunk had {} rows", self.largest_chunk));
-        }
-        if way.reuse == Reuse::SteppingBack && self.steps_back == 0 {
-            miss(PREFIX, "no conversation stepped back".into());
-        }
-        if way.reuse == Reuse::Warm && (self.found_prefixes < prefixes || prefixes == 0) {
-            miss(PREFIX, format!("{} of {prefixes} conversations found their prefix", self.found_prefixes));
-        }
-        let drafts = way.drafts.is_some_and(|(drafting, _)| drafting != Drafting::Off);
-        if drafts != (self.drafted > 0) {
-            miss(DRAFTS, format!("{} tokens were drafted", self.drafted));
-        }
-        missed
+        Some(Self { pages, pool: seats + pages, calm: arriving + 1 })
     }
 }
 
@@ -425,19 +340,27 @@ impl Wheel {
 
 #[cfg(test)]
 mod tests {
+    use super::super::conversation::REPEATED;
     use super::super::matrix::Matrix;
     use super::*;
     use motet_engine::Machine;
-    use motet_engine::scripted::{Pace, Script, Scripted, Sketch};
+    use motet_engine::scripted::{AnswerFn, Pace, Script, Scripted, Sketch};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     const WHOLE: Sketch =
         Sketch { vocab: 1000, context: 2048, full: true, window: None, recurrent: false, head: false };
 
+    const RANDOM: Script = Script::Random { end: None, mean: 100 };
+
     /// A scripted stage; with two threads it has `other` instead.
-    fn prepare(sketch: &Sketch, other: &Sketch, setting: Setting) -> Result<Prepared, Box<dyn Error>> {
+    fn prepare(
+        script: &Script,
+        sketch: &Sketch,
+        other: &Sketch,
+        setting: Setting,
+    ) -> Result<Prepared, Box<dyn Error>> {
         let network = if setting.threads == 2 { other } else { sketch }.network();
-        let device = Scripted::new(Script::Random { end: None, mean: 100 });
+        let device = Scripted { agree: Arc::new(|_, _, _| true), ..Scripted::new(script.clone()) };
         let plan = |options: &Options| Plan::new(&network, options, Machine { memory: None }, &device);
         let mut options = setting.options;
         if setting.tight {
@@ -448,14 +371,20 @@ mod tests {
         Ok((plan, vec![stage]))
     }
 
-    fn outcomes(sketch: Sketch, other: Sketch, slow_in_scalar: bool, ways: Vec<Way>) -> Vec<Outcome> {
-        let prepare = |setting: Setting| prepare(&sketch, &other, setting);
+    fn outcomes(
+        script: &Script,
+        sketch: Sketch,
+        other: Sketch,
+        slow_in_scalar: bool,
+        ways: Vec<Way>,
+    ) -> Vec<Outcome> {
+        let prepare = |setting: Setting| prepare(script, &sketch, &other, setting);
         let subject = Subject {
             stages: Stages::default(),
             prepare: &prepare,
             vocabulary: Vocabulary::new(sketch.vocab, |token| token < 3),
             context: sketch.context,
-            recurrent: sketch.network().state(false).recurrent_floats as u64 * 4,
+            recurrent: sketch.network().state(sketch.head).recurrent_floats as u64 * 4,
             slow_in_scalar,
         };
         let mut runs = Runs::new(subject, None);
@@ -463,6 +392,17 @@ mod tests {
     }
 
     /// Runs are the same each time, so what is seen here is seen with any network with these kinds of state.
+    fn assert_lived_up_to(outcomes: &[Outcome]) {
+        for outcome in outcomes {
+            let way = format!("{}: {:?}", outcome.way, outcome.observed);
+            assert_eq!(outcome.differing, 0, "{way}: {:?}", outcome.differences);
+            assert!(outcome.missed.is_empty(), "{way}: {:?}", outcome.missed);
+            let is_back = outcome.way.reuse == Reuse::SteppingBack;
+            assert_eq!(outcome.observed.steps_back > 0, is_back, "{way}");
+            assert_eq!(outcome.met(), outcome.way.values());
+        }
+    }
+
     #[test]
     fn every_way_is_lived_up_to_with_every_kind_of_state() {
         for (window, recurrent) in [(None, false), (Some(100), false), (Some(512), false), (None, true)] {
@@ -470,13 +410,28 @@ mod tests {
             for slow_in_scalar in [false, true] {
                 let matrix = Matrix::new(vec![Isa::Scalar], slow_in_scalar);
                 let ways = if slow_in_scalar { matrix.covering() } else { matrix.product() };
-                for outcome in outcomes(sketch, sketch, slow_in_scalar, ways) {
-                    let way = format!("{sketch:?}, {}: {:?}", outcome.way, outcome.observed);
-                    assert_eq!(outcome.differing, 0, "{way}: {:?}", outcome.differences);
-                    assert!(outcome.missed.is_empty(), "{way}: {:?}", outcome.missed);
-                    let is_back = outcome.way.reuse == Reuse::SteppingBack;
-                    assert_eq!(outcome.observed.steps_back > 0, is_back, "{way}");
-                    assert_eq!(outcome.met(), outcome.way.values());
+                assert_lived_up_to(&outcomes(&RANDOM, sketch, sketch, slow_in_scalar, ways));
+            }
+        }
+    }
+
+    #[test]
+    fn every_way_with_drafts_is_lived_up_to_whether_they_come_true_or_not() {
+        // What a text that repeats itself goes on with; its head is always right.
+        let again: AnswerFn = Arc::new(|history, _| history[history.len() - REPEATED.min(history.len())]);
+        let again = Script::Answers(again);
+        for (script, head, come_true) in
+            [(&again, false, true), (&again, true, true), (&RANDOM, true, true), (&RANDOM, false, false)]
+        {
+            for (window, recurrent) in [(None, false), (Some(100), false), (None, true)] {
+                let sketch = Sketch { vocab: 30, window, recurrent, head, ..WHOLE };
+                for slow_in_scalar in [false, true] {
+                    let ways = Matrix::new(vec![Isa::Scalar], slow_in_scalar).with_drafts().covering();
+                    let outcomes = outcomes(script, sketch, sketch, slow_in_scalar, ways);
+                    assert_lived_up_to(&outcomes);
+                    let drafted: u64 = outcomes.iter().map(|o| o.observed.drafted).sum();
+                    let accepted: u64 = outcomes.iter().map(|o| o.observed.accepted).sum();
+                    assert_eq!(2 * accepted > drafted, come_true, "{accepted} of {drafted}");
                 }
             }
         }
@@ -488,39 +443,9 @@ mod tests {
         // one more.
         let forgetful = Sketch { full: false, window: Some(200), ..WHOLE };
         let ways = Matrix::new(vec![Isa::Scalar], false).covering();
-        for outcome in outcomes(WHOLE, forgetful, false, ways) {
+        for outcome in outcomes(&RANDOM, WHOLE, forgetful, false, ways) {
             assert_eq!(outcome.differing > 0, outcome.way.threads == 2, "{}", outcome.way);
         }
-    }
-
-    #[test]
-    fn what_was_not_seen_is_missed() {
-        let way = Matrix::new(vec![Isa::Scalar], false)
-            .product()
-            .into_iter()
-            .find(|way| (way.conversations, way.chunk, way.reuse) == (4, 32, Reuse::SteppingBack));
-        let way = way.unwrap();
-        let seen = Observed {
-            together: 4,
-            largest_chunk: 32,
-            steps_back: 1,
-            drafted: 0,
-            accepted: 0,
-            found_prefixes: 3,
-            fresh_pages: 0,
-            returned_pages: 0,
-        };
-        let missed = |observed: Observed, reuse| -> Vec<&str> {
-            observed.missed(Way { reuse, ..way }, 3).iter().map(|missed| missed.dimension).collect()
-        };
-        for reuse in [Reuse::Cold, Reuse::Warm, Reuse::SteppingBack] {
-            assert!(missed(seen, reuse).is_empty());
-            assert_eq!(missed(Observed { largest_chunk: 7, ..seen }, reuse), ["chunk"]);
-            assert_eq!(missed(Observed { largest_chunk: 33, ..seen }, reuse), ["chunk"]);
-        }
-        assert_eq!(missed(Observed { together: 3, ..seen }, Reuse::Cold), ["conversations"]);
-        assert_eq!(missed(Observed { found_prefixes: 2, ..seen }, Reuse::Warm), ["prefix"]);
-        assert_eq!(missed(Observed { steps_back: 0, ..seen }, Reuse::SteppingBack), ["prefix"]);
     }
 
     #[test]

@@ -1,12 +1,19 @@
-//! A stage that hands everything on and counts what it was made to do: what a run claims must have been seen here.
+//! A stage that hands everything on and counts what it was made to do: what a run claims must have been seen here. By
+//! the engine's clock each of its steps takes as long.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
+use motet_engine::clock::SimClock;
 use motet_model::batch::{Commit, Segment, StateOp};
 use motet_model::device::Observer;
 use motet_model::{DeviceError, InFlight, Slot, Stage};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// What a step takes, whatever it does: where drafts are made if they pay, they often do, and with the slowest
+/// instructions as often as with the fastest.
+const STEP: Duration = Duration::from_millis(1);
 
 /// What a stage was made to do.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +52,7 @@ impl Seen {
 pub(super) struct Witness {
     stage: Box<dyn Stage>,
     seen: Seen,
+    clock: Arc<SimClock>,
     /// Pages, with their pools, that had an owner.
     used: HashSet<(usize, u32)>,
     /// The conversations of the last steps, as many as may be in flight.
@@ -52,13 +60,14 @@ pub(super) struct Witness {
 }
 
 impl Witness {
-    /// Puts the first of some stages under observation.
-    pub(super) fn of(mut stages: Vec<Box<dyn Stage>>) -> (Vec<Box<dyn Stage>>, Seen) {
+    /// Puts the first of some stages under observation, and lets time pass with its steps.
+    pub(super) fn of(mut stages: Vec<Box<dyn Stage>>, clock: &Arc<SimClock>) -> (Vec<Box<dyn Stage>>, Seen) {
         let seen = Seen::default();
         let in_flight = if stages.len() > 1 { stages.len() + 1 } else { 1 };
         let recent = vec![Vec::new(); in_flight].into();
         let stage = stages.remove(0);
-        stages.insert(0, Box::new(Self { stage, seen: seen.clone(), used: HashSet::new(), recent }));
+        let (seen_here, clock) = (seen.clone(), Arc::clone(clock));
+        stages.insert(0, Box::new(Self { stage, seen: seen_here, clock, used: HashSet::new(), recent }));
         (stages, seen)
     }
 }
@@ -88,6 +97,7 @@ impl Stage for Witness {
             StateOp::ZeroPage { pool, page } => Some((pool as usize, page)),
             _ => None,
         }));
+        self.clock.advance(STEP);
         self.stage.step(work)
     }
 
