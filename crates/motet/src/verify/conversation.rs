@@ -15,6 +15,8 @@ const ALIKE: [(usize, usize, usize); 3] = [(0, 3, 330), (2, 6, 128), (3, 7, 64)]
 const SHORT: (usize, usize) = (98, 10);
 /// Tokens of a text that comes again and again.
 pub(super) const REPEATED: usize = 24;
+/// A bias against which no other token stands.
+const ONLY: f32 = 100.0;
 /// Pages of a prompt that a forerunner shares if it shares only its beginning.
 const BEGINNING: usize = 2;
 
@@ -105,12 +107,18 @@ impl Conversation {
     }
 
     /// The same for drafts: in the end the prompt repeats itself, so that there is something to look up, and the
-    /// temperature is `tenths` tenths.
+    /// temperature is `tenths` tenths. A short answer has no tokens but these: all of them can be looked up.
     pub(super) fn repeat_at(&mut self, tenths: u8) {
         self.sampling.temperature = f32::from(tenths) / 10.0;
         let len = self.prompt.len();
         for at in REPEATED.max(len.saturating_sub(3 * REPEATED))..len {
             self.prompt[at] = self.prompt[at - REPEATED];
+        }
+        if self.answer <= SHORT.1 {
+            let mut repeated = self.prompt[len.saturating_sub(REPEATED)..].to_vec();
+            repeated.sort_unstable();
+            repeated.dedup();
+            self.sampling.logit_bias = repeated.into_iter().map(|token| (token, ONLY)).collect();
         }
     }
 
