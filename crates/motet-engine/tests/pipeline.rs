@@ -137,6 +137,25 @@ fn one_long_prompt_keeps_all_stages_at_work() {
     }
 }
 
+/// Where a later stage is quicker than the first, as the one with the head is while a prompt is read, there is little to
+/// do when the first has run all. With parts of 128 rows to the end it would be 0.95 and 0.86 of what the first takes.
+#[test]
+fn behind_a_lone_prompts_last_part_little_is_left_to_do() {
+    let first = Cost { batch: 160, row: 53 };
+    let quicker = Cost { batch: 140, row: 46 };
+    for (costs, least) in [(vec![first, quicker], 0.97), (vec![first, quicker, quicker, quicker], 0.88)] {
+        let mut line = Line::new(&costs, 1, 8192);
+        // The times of the stages are known.
+        let known = line.submit(1, 1024, 1);
+        line.until(1);
+        let stream = line.submit(2, 2048, 1);
+        let took = line.until(2).as_secs_f64();
+        let of_first = 16.0 * first.of(128.0) * 1e-6;
+        assert!(of_first / took > least, "{} stages: {:.3}", costs.len(), of_first / took);
+        drop((known, stream));
+    }
+}
+
 /// The least time in which the parts of a prompt pass equal stages if each ends at the next of `borders`, over the rows
 /// that a part may have: one stage runs all of them, the others the greatest before or behind it.
 fn bound_of_prompt(borders: &[usize], stages: usize, cost: Cost) -> Duration {

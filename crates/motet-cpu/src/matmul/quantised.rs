@@ -29,7 +29,7 @@ use crate::activations::ActivationBlock;
 use crate::shared_rows::RowsMut;
 
 /// How far ahead of the reads the panel's stream is asked for (measured).
-const PREFETCH: usize = 4096;
+const PREFETCH: usize = 16384;
 
 /// So many bytes of panels are used for all rows before the next ones: they stay in the second-level cache.
 const PANELS_IN_CACHE: usize = 512 * 1024;

@@ -12,6 +12,9 @@ use crate::plan::PIPELINED_ROWS;
 use motet_model::Slot;
 use std::time::Duration;
 
+/// Rows of a prompt's last part where nothing else is to be done: fewer would take hardly less time.
+const LAST_ROWS: usize = 32;
+
 /// What is known of the stages.
 pub(super) struct MicroBatches {
     /// What rows cost in each stage.
@@ -52,6 +55,13 @@ impl MicroBatches {
         };
         let known = (1..=most).filter_map(|batches| Some((round(batches)?, batches))).min();
         known.map_or(stages.min(most), |(_, batches)| batches)
+    }
+
+    /// Rows of the next part of a prompt of which `left` rows are to be read, where there is nothing else to do. Behind
+    /// the last part the stages come to rest one after the other, so parts become small towards the end; slowly, so that
+    /// a later stage, whose part is greater, has time for it if that stage is quicker.
+    pub(super) fn part(&self, left: usize) -> usize {
+        if self.flights > 1 { LAST_ROWS + left / 8 } else { left }
     }
 
     /// Rows of a batch that also has `decoding` rows, of `most` that there is room for.

@@ -31,6 +31,14 @@ impl Scheduler {
             }
         }
         let mut prompts = std::mem::take(&mut self.prompts);
+        if let [(slot, _)] = prompts[..]
+            && self.chunk.is_none()
+            && self.deciding() == 0
+            && self.line.is_empty()
+        {
+            let session = self.running(slot);
+            budget = budget.min(self.micro_batches.part(session.tokens.len() - session.sent));
+        }
         if prompts.len() > budget {
             prompts.sort_unstable_by_key(|&(slot, _)| (self.running(slot).served, slot));
             prompts.truncate(budget);
