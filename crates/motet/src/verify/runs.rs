@@ -392,9 +392,9 @@ mod tests {
     }
 
     /// Runs are the same each time, so what is seen here is seen with any network with these kinds of state.
-    fn assert_lived_up_to(outcomes: &[Outcome]) {
+    fn assert_lived_up_to(sketch: Sketch, outcomes: &[Outcome]) {
         for outcome in outcomes {
-            let way = format!("{}: {:?}", outcome.way, outcome.observed);
+            let way = format!("{sketch:?}, {}: {:?}", outcome.way, outcome.observed);
             assert_eq!(outcome.differing, 0, "{way}: {:?}", outcome.differences);
             assert!(outcome.missed.is_empty(), "{way}: {:?}", outcome.missed);
             let is_back = outcome.way.reuse == Reuse::SteppingBack;
@@ -410,7 +410,8 @@ mod tests {
             for slow_in_scalar in [false, true] {
                 let matrix = Matrix::new(vec![Isa::Scalar], slow_in_scalar);
                 let ways = if slow_in_scalar { matrix.covering() } else { matrix.product() };
-                assert_lived_up_to(&outcomes(&RANDOM, sketch, sketch, slow_in_scalar, ways));
+                let outcomes = outcomes(&RANDOM, sketch, sketch, slow_in_scalar, ways);
+                assert_lived_up_to(sketch, &outcomes);
             }
         }
     }
@@ -428,7 +429,7 @@ mod tests {
                 for slow_in_scalar in [false, true] {
                     let ways = Matrix::new(vec![Isa::Scalar], slow_in_scalar).with_drafts().covering();
                     let outcomes = outcomes(script, sketch, sketch, slow_in_scalar, ways);
-                    assert_lived_up_to(&outcomes);
+                    assert_lived_up_to(sketch, &outcomes);
                     let drafted: u64 = outcomes.iter().map(|o| o.observed.drafted).sum();
                     let accepted: u64 = outcomes.iter().map(|o| o.observed.accepted).sum();
                     assert_eq!(2 * accepted > drafted, come_true, "{accepted} of {drafted}");
