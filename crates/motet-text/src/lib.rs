@@ -12,6 +12,7 @@ mod bpe;
 mod detokenizer;
 mod ends;
 mod error;
+mod grammar;
 mod json;
 mod merge;
 mod pieces;
@@ -26,6 +27,7 @@ mod vocabulary;
 
 pub use detokenizer::Detokenizer;
 pub use error::TextError;
+pub use grammar::{Begins, Grammar, Marker};
 pub use pretokenize::pre_tokenizers;
 pub use reasoning::{Parts, ReasoningSplit};
 pub use stops::{Stops, UntilStop};
