@@ -6,23 +6,71 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use motet_engine::{Event, FinishReason, Scored, Stream, StreamError};
 
 use crate::app::{AnswerGuard, sentence};
 use crate::errors::ApiError;
-use crate::shapes::Usage;
+use crate::reader::Said;
 use crate::voice::{Piece, Score, Voice};
 
 /// What the answer brings next.
 #[derive(Debug)]
 pub(crate) enum Part {
+    /// The first choice has a place in the engine: the tokens of its prompt, and those that need not be read again.
+    Started { prompt: usize, cached: usize },
     /// A choice begins. With its prompt and the prompt's scores, if they are to be echoed.
     Begin { index: u32, echo: Option<Arc<Echo>> },
     /// A choice goes on.
-    Text { index: u32, piece: Piece },
+    Goes { index: u32, piece: Piece },
     /// A choice is complete.
-    End { index: u32, reason: &'static str },
+    End { index: u32, reason: Reason },
+}
+
+/// Why a choice is complete.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum Reason {
+    /// The model ended it, or nothing may follow.
+    #[default]
+    End,
+    /// A stop string, which is no part of it.
+    StopString(String),
+    /// It may not be longer, or the context is full.
+    Length,
+    /// It calls tools.
+    Calls,
+}
+
+/// The tokens of an answer, counted, and the times it took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tally {
+    /// Tokens of the prompts; of these, those that were in the prefix cache.
+    pub(crate) prompt: usize,
+    pub(crate) cached: usize,
+    /// Tokens that were chosen; of these, those that were thinking.
+    pub(crate) generated: usize,
+    pub(crate) reasoning: usize,
+    /// Tokens that were proposed as drafts; of these, those that were chosen.
+    pub(crate) drafted: usize,
+    pub(crate) accepted: usize,
+    pub(crate) times: Times,
+}
+
+/// When things happened to an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    pub(crate) asked: Instant,
+    /// Its first choice had a place.
+    pub(crate) started: Option<Instant>,
+    pub(crate) first_token: Option<Instant>,
+    pub(crate) last_token: Option<Instant>,
+}
+
+impl Default for Times {
+    fn default() -> Times {
+        Times { asked: Instant::now(), started: None, first_token: None, last_token: None }
+    }
 }
 
 /// A prompt that is part of the answer.
@@ -54,6 +102,8 @@ impl Echo {
 /// One prompt's share of an answer.
 #[derive(Debug)]
 pub(crate) struct Share {
+    /// Tokens of the prompt.
+    pub(crate) prompt: usize,
     /// A voice for each choice.
     pub(crate) voices: Vec<Voice>,
     pub(crate) echo: Option<Echo>,
@@ -63,12 +113,13 @@ pub(crate) struct Share {
 pub(crate) struct Answer {
     sources: Vec<Source>,
     ready: VecDeque<Part>,
-    usage: Usage,
+    tally: Tally,
     _under_way: AnswerGuard,
 }
 
 struct Source {
     stream: Stream,
+    prompt: usize,
     over: bool,
     /// The index of this prompt's first choice.
     first: u32,
@@ -96,6 +147,7 @@ impl Answer {
             let choice = |voice| Choice { voice, begun: false, finished: false };
             Source {
                 stream,
+                prompt: share.prompt,
                 over: false,
                 first: begin,
                 choices: share.voices.into_iter().map(choice).collect(),
@@ -105,7 +157,7 @@ impl Answer {
             }
         };
         let sources = streams.into_iter().zip(shares).map(source).collect();
-        Answer { sources, ready: VecDeque::new(), usage: Usage::default(), _under_way: under_way }
+        Answer { sources, ready: VecDeque::new(), tally: Tally::default(), _under_way: under_way }
     }
 
     /// The next part; `None` when all choices are complete. After an error there is nothing more.
@@ -123,8 +175,8 @@ impl Answer {
     }
 
     /// The tokens of everything so far.
-    pub(crate) fn usage(&self) -> Usage {
-        self.usage
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     /// An event of any stream; `None` if all are over.
@@ -148,7 +200,14 @@ impl Answer {
                 let complete = source.choices.iter().all(|choice| choice.finished);
                 if complete { Ok(()) } else { Err(failure(&StreamError::EngineClosed)) }
             }
-            Some(Event::Started { .. } | Event::Row { .. }) => Ok(()),
+            Some(Event::Started { cached_tokens, .. }) => {
+                if self.tally.times.started.is_none() {
+                    self.tally.times.started = Some(Instant::now());
+                    self.ready.push_back(Part::Started { prompt: source.prompt, cached: cached_tokens });
+                }
+                Ok(())
+            }
+            Some(Event::Row { .. }) => Ok(()),
             Some(Event::Prompt(scored)) => {
                 if let Some(echo) = &mut source.echo {
                     echo.score(scored);
@@ -156,6 +215,9 @@ impl Answer {
                 Ok(())
             }
             Some(Event::Token { choice, scored }) => {
+                let now = Instant::now();
+                self.tally.times.first_token.get_or_insert(now);
+                self.tally.times.last_token = Some(now);
                 source.begin(choice, &mut self.ready);
                 source.speak(choice, scored, &mut self.ready);
                 Ok(())
@@ -165,15 +227,13 @@ impl Answer {
                 let reasoning = source.finish(choice, reason, &mut self.ready);
                 // The choices of a prompt share it.
                 if !std::mem::replace(&mut source.counted, true) {
-                    self.usage.prompt_tokens += usage.prompt;
-                    self.usage.prompt_tokens_details.cached_tokens += usage.cached;
+                    self.tally.prompt += usage.prompt;
+                    self.tally.cached += usage.cached;
                 }
-                self.usage.completion_tokens += usage.generated;
-                let details = &mut self.usage.completion_tokens_details;
-                details.reasoning_tokens += reasoning;
-                details.drafted_tokens += usage.drafted;
-                details.accepted_draft_tokens += usage.accepted;
-                self.usage.total_tokens = self.usage.prompt_tokens + self.usage.completion_tokens;
+                self.tally.generated += usage.generated;
+                self.tally.reasoning += reasoning;
+                self.tally.drafted += usage.drafted;
+                self.tally.accepted += usage.accepted;
                 Ok(())
             }
             Some(Event::Failed(error)) => Err(failure(&error)),
@@ -196,7 +256,7 @@ impl Source {
         let score = logprob.map(|logprob| Score { token, logprob: Some(logprob), top, offset: 0 });
         let piece = self.choices[choice as usize].voice.push(token, score);
         if !piece.is_empty() {
-            ready.push_back(Part::Text { index: self.first + choice, piece });
+            ready.push_back(Part::Goes { index: self.first + choice, piece });
         }
     }
 
@@ -207,11 +267,13 @@ impl Source {
         choice.finished = true;
         let piece = choice.voice.finish();
         if !piece.is_empty() {
-            ready.push_back(Part::Text { index, piece });
+            ready.push_back(Part::Goes { index, piece });
         }
-        let reason = match reason {
-            FinishReason::EndToken(_) | FinishReason::Cut => "stop",
-            FinishReason::Length => "length",
+        let reason = match (choice.voice.hit(), reason) {
+            (Some(stop), _) => Reason::StopString(stop.to_owned()),
+            (None, FinishReason::Length) => Reason::Length,
+            (None, _) if choice.voice.calls() > 0 => Reason::Calls,
+            (None, FinishReason::EndToken(_) | FinishReason::Cut) => Reason::End,
         };
         ready.push_back(Part::End { index, reason });
         choice.voice.reasoning_tokens()
@@ -233,23 +295,72 @@ fn failure(error: &StreamError) -> ApiError {
 #[derive(Debug, Default)]
 pub(crate) struct Whole {
     pub(crate) echo: Option<Arc<Echo>>,
-    pub(crate) said: Piece,
-    pub(crate) reason: &'static str,
+    pub(crate) items: Vec<Item>,
+    pub(crate) scores: Vec<Score>,
+    pub(crate) reason: Reason,
+}
+
+/// A part of a whole choice, in the order in which they were said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Item {
+    /// Thinking.
+    Reasoning(String),
+    /// Text.
+    Text(String),
+    /// A call of a tool, with its arguments as JSON.
+    Call { id: String, name: String, arguments: String },
+}
+
+impl Whole {
+    fn add(&mut self, piece: Piece) {
+        self.scores.extend(piece.scores);
+        for said in piece.said {
+            match (said, self.items.last_mut()) {
+                (Said::Reasoning(more), Some(Item::Reasoning(text)))
+                | (Said::Text(more), Some(Item::Text(text)))
+                | (Said::CallArguments { fragment: more, .. }, Some(Item::Call { arguments: text, .. })) => {
+                    text.push_str(&more);
+                }
+                (Said::Reasoning(text), _) => self.items.push(Item::Reasoning(text)),
+                (Said::Text(text), _) => self.items.push(Item::Text(text)),
+                (Said::CallBegin { id, name, .. }, _) => {
+                    self.items.push(Item::Call { id, name, arguments: String::new() });
+                }
+                (Said::CallArguments { .. } | Said::CallEnd { .. }, _) => {}
+            }
+        }
+    }
+
+    /// All text together.
+    pub(crate) fn text<'a>(&'a self) -> String {
+        self.items
+            .iter()
+            .filter_map(|item| if let Item::Text(text) = item { Some(&**text) } else { None })
+            .collect()
+    }
+
+    /// All thinking together.
+    pub(crate) fn reasoning<'a>(&'a self) -> String {
+        let thoughts =
+            |item: &'a Item| if let Item::Reasoning(text) = item { Some(text.as_str()) } else { None };
+        self.items.iter().filter_map(thoughts).collect()
+    }
 }
 
 /// Waits for a whole answer: its choices in order, and its tokens counted.
 ///
 /// # Errors
 /// What ended the answer before its time.
-pub(crate) async fn whole(mut answer: Answer) -> Result<(Vec<Whole>, Usage), ApiError> {
+pub(crate) async fn whole(mut answer: Answer) -> Result<(Vec<Whole>, Tally), ApiError> {
     let count = answer.sources.iter().map(|source| source.choices.len()).sum();
     let mut choices: Vec<Whole> = std::iter::repeat_with(Whole::default).take(count).collect();
     while let Some(part) = answer.next().await {
         match part? {
+            Part::Started { .. } => {}
             Part::Begin { index, echo } => choices[index as usize].echo = echo,
-            Part::Text { index, piece } => choices[index as usize].said.append(piece),
+            Part::Goes { index, piece } => choices[index as usize].add(piece),
             Part::End { index, reason } => choices[index as usize].reason = reason,
         }
     }
-    Ok((choices, answer.usage()))
+    Ok((choices, *answer.tally()))
 }

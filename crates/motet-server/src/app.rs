@@ -28,9 +28,10 @@ pub struct Model {
 }
 
 impl Model {
-    /// Whether a request for `name` means this model.
+    /// Whether a request for `name` means this model; Ollama's clients add a tag to each name.
     pub(crate) fn answers_to(&self, name: &str) -> bool {
-        self.name == name || self.aliases.iter().any(|alias| alias == name)
+        let is = |name: &str| self.name == name || self.aliases.iter().any(|alias| alias == name);
+        is(name) || name.strip_suffix(":latest").is_some_and(is)
     }
 }
 
@@ -70,6 +71,11 @@ impl App {
             draining: AtomicBool::new(false),
             answers: watch::Sender::new(0),
         }
+    }
+
+    /// Whether a request for `name` is answered.
+    pub(crate) fn serves(&self, name: &str) -> bool {
+        self.options.any_model || self.model.answers_to(name)
     }
 
     /// Hands the engine in; from now on requests are taken.
@@ -162,13 +168,8 @@ fn draining() -> ApiError {
 /// Why the engine did not take a request, in the interface's words.
 fn refusal(error: &SubmitError, param: &'static str) -> ApiError {
     match error {
-        SubmitError::TooLong { prompt, context } => {
-            let message = format!(
-                "This model's maximum context length is {context} tokens, and the prompt has {prompt}, which leaves no room for an answer. Shorten the prompt."
-            );
-            ApiError::too_long(param, message)
-        }
-        SubmitError::NeverFits { .. } => ApiError::too_long(param, sentence(error)),
+        SubmitError::TooLong { prompt, context } => ApiError::too_long(param, *prompt, *context),
+        SubmitError::NeverFits { .. } => ApiError::never_fits(param, sentence(error)),
         SubmitError::QueueFull { retry_after, .. } => {
             let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
             ApiError::unavailable("queue_full", sentence(error), seconds.max(1))

@@ -1,25 +1,27 @@
-//! From a request of the interface to requests of the engine, and from the answer back to a response.
+//! From a request of any interface to requests of the engine, and from the answer back to a response.
 //!
-//! Chat and text completions differ in what their prompt is and in how a choice looks; everything between is here.
+//! The interfaces differ in how they write a request ([`Ask`] is what all of them come to) and how an answer looks
+//! ([`Shape`]); everything between is here.
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::Request as HttpRequest;
 use axum::http::{HeaderMap, header};
-use axum::response::{IntoResponse, Response};
-use axum::{Json, body::Body};
-use motet_engine::{Cut, CutMaker, Request};
-use motet_text::{Detokenizer, ReasoningSplit, Stops, Tokenizer};
-use serde::Serialize;
+use axum::response::Response;
+use motet_engine::Request;
+use motet_text::{Stops, Tokenizer};
 
-use crate::answer::{Answer, Echo, Part, Share, Whole, whole};
-use crate::app::{App, Model, now};
+use crate::answer::{Answer, Echo, Share};
+use crate::app::App;
 use crate::body::read_body;
 use crate::errors::ApiError;
 use crate::fields::{self, Fields};
-use crate::params::{Params, random};
-use crate::shapes::{Head, Reply};
-use crate::sse;
+use crate::hearing::Hearing;
+use crate::params::Params;
+use crate::reader::AnswerReader;
+use crate::respond::{respond_streaming, respond_whole};
+use crate::shape::Shape;
 use crate::voice::Voice;
 
 /// Requests that are understood at once; a prompt is gone over by one thread.
@@ -33,100 +35,92 @@ pub(crate) const READING: usize = 8;
 const MAX_VALUES: usize = 1 << 17;
 
 /// A request that is understood: nothing of it can fail any more but the engine's taking it.
-pub(crate) struct Ask<S> {
+pub(crate) struct Ask {
     pub(crate) params: Params,
     pub(crate) prompts: Vec<Prompt>,
     /// Log-probabilities of the answer's tokens, and of this many rivals.
     pub(crate) logprobs: Option<u8>,
     /// The field that holds the prompt.
     pub(crate) param: &'static str,
-    /// How the choices of the response look.
-    pub(crate) shape: S,
+    /// Whether the answer is streamed.
+    pub(crate) stream: bool,
+    /// How the answer looks.
+    pub(crate) shape: Box<dyn Shape>,
 }
 
 /// One prompt.
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     pub(crate) marks: Vec<usize>,
-    pub(crate) split: ReasoningSplit,
+    /// Reads the answers to it.
+    pub(crate) reader: AnswerReader,
     pub(crate) echo: Option<Echo>,
 }
 
-/// How an answer looks in one of the two interfaces.
-pub(crate) trait Shape: Send + Sync + 'static {
-    /// A choice of a whole answer.
-    type Choice: Serialize;
-    /// A choice of a chunk.
-    type Chunk: Serialize + Send;
-    /// Prefix of the answer's id.
-    const ID: &'static str;
-    /// What `object` says of a whole answer, and of a chunk.
-    const OBJECTS: [&'static str; 2];
-
-    /// A whole choice.
-    fn choice(&self, index: u32, whole: Whole) -> Self::Choice;
-    /// A chunk for a part; none where the interface has nothing to say.
-    fn chunk(&mut self, part: Part) -> Option<Self::Chunk>;
+impl Prompt {
+    /// What is left if only so many of its last tokens are kept.
+    fn of_the_last(mut self, tokens: Option<usize>) -> Prompt {
+        let cut = self.tokens.len().saturating_sub(tokens.unwrap_or(usize::MAX));
+        self.tokens.drain(..cut);
+        self.marks = self.marks.iter().filter_map(|mark| mark.checked_sub(cut)).collect();
+        self
+    }
 }
 
-/// Reads a body into an [`Ask`].
-type Understand<S> = fn(&Model, &Fields<'_>) -> Result<Ask<S>, ApiError>;
-
-/// Answers a request of either interface; `understand` reads it.
+/// Answers a request of any interface; `understand` reads it.
 ///
 /// # Errors
 /// Everything that can be wrong with a request, before any header of a stream is out.
-pub(crate) async fn answer<S: Shape>(
+pub(crate) async fn answer(
     app: Arc<App>,
     request: HttpRequest,
-    understand: Understand<S>,
+    understand: fn(&App, &Fields<'_>) -> Result<Ask, ApiError>,
 ) -> Result<Response, ApiError> {
+    let ask = read(&app, request, move |app, fields| {
+        let ask = understand(app, fields)?;
+        check_choices(&ask, app.ready()?.limits().queue)?;
+        Ok(ask)
+    });
+    let Ask { params, prompts, logprobs, param, stream, shape } = ask.await?;
+    let (requests, shares) = engine_requests(&app.model.tokenizer, params, prompts, logprobs);
+    let under_way = app.begin_answer();
+    let streams = app.submit(requests, param)?;
+    let answer = Answer::new(streams, shares, under_way);
+    if stream {
+        Ok(respond_streaming(answer, shape, app.options.comment_interval))
+    } else {
+        respond_whole(answer, shape).await
+    }
+}
+
+/// Reads the body of a request and understands it, on a thread that nobody's stream waits for: a long prompt takes a
+/// while to parse, render and tokenise.
+///
+/// # Errors
+/// What is wrong with the body, and what `understand` says.
+pub(crate) async fn read<T: Send + 'static>(
+    app: &Arc<App>,
+    request: HttpRequest,
+    understand: impl FnOnce(&App, &Fields<'_>) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     let (parts, body): (_, Body) = request.into_parts();
     // Also where it will be refused: a client reads no error before it has written its request.
     let body = read_body(&parts.headers, body, &app.options, &app.bodies).await?;
     check_origin(&parts.headers)?;
     let limits = app.ready()?.limits();
-    let model = app.model.clone();
+    let app = app.clone();
     // The semaphore is never closed.
     let reader = app.readers.clone().acquire_owned().await;
-    // A long prompt takes a while to parse, render and tokenise: not on a thread that others' streams wait for.
-    let ask = tokio::task::spawn_blocking(move || {
+    let understood = tokio::task::spawn_blocking(move || {
         let _reader = reader;
         let body = fields::parse(body.bytes(), MAX_VALUES + limits.context)?;
         let fields = Fields::of(&body);
-        check_model(&model, &fields)?;
-        let ask = understand(&model, &fields)?;
-        check_choices(&ask, limits.queue)?;
-        Ok(ask)
+        check_model(&app, &fields)?;
+        understand(&app, &fields)
     });
-    let ask = ask
+    understood
         .await
-        .map_err(|_| ApiError::failed("internal_error", "Reading the request failed.".to_string()))??;
-
-    let Ask { params, prompts, logprobs, param, mut shape } = ask;
-    let streaming = params.stream.is_some();
-    let head = Head {
-        id: format!("{}-{:016x}{:016x}", S::ID, random(), random()),
-        object: S::OBJECTS[usize::from(streaming)],
-        created: now(),
-        model: app.model.name.clone(),
-        system_fingerprint: concat!("motet-", env!("CARGO_PKG_VERSION")),
-        seed: params.seed,
-    };
-    let stream_options = params.stream;
-    let (requests, shares) = engine_requests(&app.model.tokenizer, params, prompts, logprobs);
-    let under_way = app.begin_answer();
-    let streams = app.submit(requests, param)?;
-    let answer = Answer::new(streams, shares, under_way);
-
-    if let Some(options) = stream_options {
-        return Ok(sse::respond(answer, head, options, app.options.comment_interval, move |part| {
-            shape.chunk(part)
-        }));
-    }
-    let (wholes, usage) = whole(answer).await?;
-    let choices: Vec<_> = (0..).zip(wholes).map(|(index, whole)| shape.choice(index, whole)).collect();
-    Ok(Json(Reply { head: &head, choices, usage: Some(Some(usage)) }).into_response())
+        .map_err(|_| ApiError::failed("internal_error", "Reading the request failed.".to_string()))?
 }
 
 /// A browser lets any page send what a form could send; for JSON it asks this server first, which then knows the page
@@ -142,7 +136,7 @@ fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// A request that asks for more answers than may wait would be refused for ever.
-fn check_choices<S>(ask: &Ask<S>, most: usize) -> Result<(), ApiError> {
+fn check_choices(ask: &Ask, most: usize) -> Result<(), ApiError> {
     let choices = ask.prompts.len() * ask.params.choices as usize;
     if choices <= most {
         return Ok(());
@@ -155,56 +149,42 @@ fn check_choices<S>(ask: &Ask<S>, most: usize) -> Result<(), ApiError> {
     Err(ApiError::invalid(Some("n".to_string()), message))
 }
 
-/// The model of the request is the one that is served, or none is named.
-fn check_model(model: &Model, body: &Fields<'_>) -> Result<(), ApiError> {
+/// The model of the request is the one that is served, or none is named, or all names mean it.
+fn check_model(app: &App, body: &Fields<'_>) -> Result<(), ApiError> {
     match body.text("model")? {
-        Some(name) if !model.answers_to(name) => Err(ApiError::no_model(name, &model.name)),
+        Some(name) if !app.serves(name) => Err(ApiError::no_model(name, &app.model.name)),
         _ => Ok(()),
     }
 }
 
-/// A request for each prompt, and what turns its tokens into text.
+/// A request for each prompt, and what hears its answers.
 fn engine_requests(
     tokenizer: &Arc<Tokenizer>,
     params: Params,
     prompts: Vec<Prompt>,
     logprobs: Option<u8>,
 ) -> (Vec<Request>, Vec<Share>) {
-    let Params { sampling, choices, max_tokens, stops, ignore_eos, .. } = params;
+    let Params { sampling, choices, max_tokens, stops, show_stop, ends, limits, keep_last, .. } = params;
     let watch = Stops::new(stops.clone());
     let request = |prompt: Prompt| {
-        let scores_of_prompt = prompt.echo.as_ref().filter(|echo| !echo.scores.is_empty());
+        let Prompt { tokens, marks, reader, echo } = prompt.of_the_last(keep_last);
+        let hearing = Hearing::new(tokenizer, reader).until(watch.clone(), limits.at_least, show_stop);
+        let scores_of_prompt = echo.as_ref().filter(|echo| !echo.scores.is_empty());
         let request = Request {
-            marks: prompt.marks,
+            marks,
             sampling: sampling.clone(),
             choices,
             max_tokens,
-            end_tokens: if ignore_eos { Vec::new() } else { tokenizer.ends().to_vec() },
-            cut: (!stops.is_empty()).then(|| cut_at(tokenizer, &watch)),
+            end_tokens: ends.clone(),
+            cut: (!stops.is_empty()).then(|| hearing.cut()),
+            constraint: limits.clone().around(None, &ends, tokenizer.vocab_len()),
             logprobs,
             prompt_logprobs: scores_of_prompt.and(logprobs),
-            ..Request::new(prompt.tokens)
+            ..Request::new(tokens)
         };
-        let voice = || Voice::new(tokenizer, watch.clone(), prompt.split.clone());
-        let voices = std::iter::repeat_with(voice).take(choices as usize).collect();
-        (request, Share { voices, echo: prompt.echo })
+        let voices = std::iter::repeat_with(|| Voice::new(hearing.clone())).take(choices as usize).collect();
+        let share = Share { prompt: request.prompt.len(), voices, echo };
+        (request, share)
     };
     prompts.into_iter().map(request).unzip()
-}
-
-/// Ends an answer with the token that completes a stop string.
-struct StopCut {
-    detokenizer: Detokenizer,
-    stops: Stops,
-}
-
-impl Cut for StopCut {
-    fn push(&mut self, token: u32) -> bool {
-        self.stops.push(self.detokenizer.push(token)).hit.is_some()
-    }
-}
-
-fn cut_at(tokenizer: &Arc<Tokenizer>, stops: &Stops) -> CutMaker {
-    let (detokenizer, stops) = (tokenizer.stream(), stops.clone());
-    Box::new(move || Box::new(StopCut { detokenizer: detokenizer.clone(), stops: stops.clone() }))
 }

@@ -1,11 +1,15 @@
-//! Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}` and the right status.
+//! Errors as the clients of each interface expect them, with the right status: OpenAI's
+//! `{"error": {"message", "type", "param", "code"}}`, and what [`speak`] makes of it for the others.
 //!
 //! A message says what was expected and what was found; it never repeats a prompt.
 
 use axum::Json;
+use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::metrics::PATHS;
 
@@ -16,6 +20,40 @@ pub(crate) struct ApiError {
     body: ErrorBody,
     /// Seconds after which the same request may succeed.
     retry_after: Option<u64>,
+    /// Where a prompt is too long: its tokens, and those that there is room for.
+    too_long: Option<(usize, usize)>,
+}
+
+/// Whose interface a request speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Api {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+impl Api {
+    /// The interface that a path belongs to.
+    pub(crate) fn of(path: &str) -> Api {
+        let path = path.strip_prefix("/v1").unwrap_or(path);
+        if path == "/messages" || path.starts_with("/messages/") {
+            Api::Anthropic
+        } else if path.starts_with("/api/") {
+            Api::Ollama
+        } else {
+            Api::OpenAi
+        }
+    }
+}
+
+/// Lets errors be told in the words of the interface that was asked, wherever they were found.
+pub(crate) async fn speak(request: Request, next: Next) -> Response {
+    let api = Api::of(request.uri().path());
+    let response = next.run(request).await;
+    match response.extensions().get::<ApiError>() {
+        Some(error) if api != Api::OpenAi => error.clone().response(api),
+        _ => response,
+    }
 }
 
 /// The object under `error`.
@@ -35,7 +73,12 @@ pub(crate) struct Envelope<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, r#type: &'static str, message: String) -> ApiError {
-        ApiError { status, body: ErrorBody { message, r#type, param: None, code: None }, retry_after: None }
+        ApiError {
+            status,
+            body: ErrorBody { message, r#type, param: None, code: None },
+            retry_after: None,
+            too_long: None,
+        }
     }
 
     /// 400: the request is wrong, at `param` if that can be said.
@@ -44,8 +87,17 @@ impl ApiError {
         ApiError { body: ErrorBody { param, ..error.body }, ..error }
     }
 
-    /// 400 `context_length_exceeded`.
-    pub(crate) fn too_long(param: &str, message: String) -> ApiError {
+    /// 400 `context_length_exceeded`: the prompt has more tokens than the context has room for.
+    pub(crate) fn too_long(param: &str, prompt: usize, context: usize) -> ApiError {
+        let message = format!(
+            "This model's maximum context length is {context} tokens, and the prompt has {prompt}, which leaves no room for an answer. Shorten the prompt."
+        );
+        let error = ApiError::invalid(Some(param.to_string()), message).code("context_length_exceeded");
+        ApiError { too_long: Some((prompt, context)), ..error }
+    }
+
+    /// 400 `context_length_exceeded`: the answer and its prompt have no room even alone.
+    pub(crate) fn never_fits(param: &str, message: String) -> ApiError {
         ApiError::invalid(Some(param.to_string()), message).code("context_length_exceeded")
     }
 
@@ -130,6 +182,65 @@ impl ApiError {
     pub(crate) fn envelope(&self) -> Envelope<'_> {
         Envelope { error: &self.body }
     }
+
+    /// The machine-readable name.
+    pub(crate) fn name(&self) -> Option<&'static str> {
+        self.body.code
+    }
+
+    /// What it says.
+    pub(crate) fn message(&self) -> &str {
+        &self.body.message
+    }
+
+    /// The object as Anthropic's clients expect it: they read the type, and of a prompt that is too long how much.
+    pub(crate) fn of_anthropic(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            400..500 => "invalid_request_error",
+            _ => "api_error",
+        };
+        let message = match self.too_long {
+            Some((prompt, context)) => format!("prompt is too long: {prompt} tokens > {context} maximum"),
+            None => self.body.message.clone(),
+        };
+        json!({ "type": "error", "error": { "type": kind, "message": message } })
+    }
+
+    /// The object as Ollama's clients expect it.
+    pub(crate) fn of_ollama(&self) -> Value {
+        json!({ "error": self.body.message })
+    }
+
+    /// The response in the words of an interface.
+    fn response(self, api: Api) -> Response {
+        // Anthropic's name for "not now" is a status of its own.
+        let status = match (api, self.status) {
+            (Api::Anthropic, StatusCode::SERVICE_UNAVAILABLE) => {
+                StatusCode::from_u16(529).unwrap_or(self.status)
+            }
+            (_, status) => status,
+        };
+        let mut response = match api {
+            Api::OpenAi => (status, Json(self.envelope())).into_response(),
+            Api::Anthropic => (status, Json(self.of_anthropic())).into_response(),
+            Api::Ollama => (status, Json(self.of_ollama())).into_response(),
+        };
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
 }
 
 /// A name that a client sent, as far as it helps to see it.
@@ -144,14 +255,6 @@ pub(crate) fn shown(name: &str) -> String {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.envelope())).into_response();
-        let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.status == StatusCode::UNAUTHORIZED {
-            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response
+        self.response(Api::OpenAi)
     }
 }

@@ -1,17 +1,25 @@
-//! The parameters that chat and text completions share, each checked against its range.
+//! The parameters that all interfaces share, under OpenAI's names and those that other servers gave them, each checked
+//! against its range.
+//!
+//! What would change the answer and can't be done here is refused by its name, never dropped.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
 use motet_engine::SamplingOptions;
+use motet_text::{Special, Tokenizer};
 use serde_json::Value;
 
 use crate::errors::{ApiError, shown};
 use crate::fields::{Fields, whole};
+use crate::limits::{MAX_BAD_WORDS, TokenLimits};
 
 /// Stop strings a request may name, and the bytes each may have.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
+
+/// Tokens that a request may let end an answer.
+const MAX_ENDS: usize = 256;
 
 /// Answers a request may ask for.
 const MAX_CHOICES: i64 = 128;
@@ -20,7 +28,7 @@ const MAX_CHOICES: i64 = 128;
 pub(crate) const MAX_TOP: i64 = 20;
 
 /// How to answer, apart from the prompt.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Params {
     pub(crate) sampling: SamplingOptions,
     /// The seed as the client sees it.
@@ -28,24 +36,27 @@ pub(crate) struct Params {
     pub(crate) choices: u32,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) stops: Vec<String>,
-    pub(crate) ignore_eos: bool,
-    /// `None`: the whole answer at once. `Some`: chunks.
-    pub(crate) stream: Option<StreamOptions>,
+    /// Whether a stop string that was hit is part of the answer.
+    pub(crate) show_stop: bool,
+    /// Tokens that end an answer.
+    pub(crate) ends: Vec<u32>,
+    /// What tokens may come, grammars apart.
+    pub(crate) limits: TokenLimits,
+    /// Of a longer prompt so many of the last tokens are kept.
+    pub(crate) keep_last: Option<usize>,
 }
 
-/// How to stream.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct StreamOptions {
-    /// Whether a last chunk counts the tokens.
-    pub(crate) include_usage: bool,
-}
-
-/// Reads the parameters. `vocab` is the number of token ids there are; `least_tokens` the least `max_tokens`.
+/// Reads the parameters; `least_tokens` is the least `max_tokens`.
 ///
 /// # Errors
 /// 400 that names the parameter.
-pub(crate) fn read_params(body: &Fields<'_>, vocab: usize, least_tokens: i64) -> Result<Params, ApiError> {
+pub(crate) fn read_params(
+    body: &Fields<'_>,
+    tokenizer: &Tokenizer,
+    least_tokens: i64,
+) -> Result<Params, ApiError> {
     refuse_what_is_not_done(body)?;
+    let vocab = tokenizer.vocab_len();
     let seed = body.integer("seed", i64::MIN..=i64::MAX)?.unwrap_or_else(random_seed);
     let number = |field, range, usual: f64| Ok(body.number(field, range)?.unwrap_or(usual) as f32);
     let repetition =
@@ -61,43 +72,130 @@ pub(crate) fn read_params(body: &Fields<'_>, vocab: usize, least_tokens: i64) ->
         presence_penalty: number("presence_penalty", -2.0..=2.0, 0.0)?,
         logit_bias: read_logit_bias(body, vocab)?,
     };
-    let limit = |field| body.integer(field, least_tokens..=i64::MAX);
-    let max_tokens = limit("max_completion_tokens")?.or(limit("max_tokens")?);
+    let limit = |field, least| body.integer(field, least..=i64::MAX);
+    let max_tokens = limit("max_completion_tokens", least_tokens)?.or(limit("max_tokens", least_tokens)?);
+    // llama.cpp's name, with -1 for no limit.
+    let max_tokens = max_tokens.or(limit("n_predict", -1)?.filter(|&tokens| tokens >= least_tokens));
+    let mut ends =
+        if body.flag("ignore_eos")?.unwrap_or(false) { Vec::new() } else { tokenizer.ends().to_vec() };
+    ends.extend(read_tokens(body, "stop_token_ids", vocab, MAX_ENDS)?.unwrap_or_default());
     Ok(Params {
         sampling,
         seed,
         choices: body.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1) as u32,
         max_tokens: max_tokens.map(|tokens| usize::try_from(tokens).unwrap_or(usize::MAX)),
-        stops: read_stops(body)?,
-        ignore_eos: body.flag("ignore_eos")?.unwrap_or(false),
-        stream: read_stream(body)?,
+        stops: read_stops(body, "stop")?,
+        show_stop: body.flag("include_stop_str_in_output")?.unwrap_or(false),
+        limits: TokenLimits {
+            at_least: body.integer("min_tokens", 0..=i64::MAX)?.unwrap_or(0) as usize,
+            allowed: read_tokens(body, "allowed_token_ids", vocab, vocab)?,
+            bad_words: read_bad_words(body, tokenizer)?,
+        },
+        ends,
+        keep_last: body.integer("truncate_prompt_tokens", -1..=i64::MAX)?.and_then(|last| match last {
+            0.. => Some(usize::try_from(last).unwrap_or(usize::MAX)),
+            _ => None,
+        }),
     })
 }
 
-/// What would change the answer, and cannot be done, is refused and never dropped.
-fn refuse_what_is_not_done(body: &Fields<'_>) -> Result<(), ApiError> {
-    if let Some(format) = body.get("response_format") {
-        let format = Fields::inside(format, "response_format".to_string())?;
-        if format.text("type")? != Some("text") {
-            let message =
-                "'response_format.type' must be 'text': answers cannot be held to a format on this server.";
-            return Err(format.unsupported("type", message));
+impl Params {
+    /// Params for an interface that names them in its own way: OpenAI's defaults and a random seed.
+    pub(crate) fn usual(tokenizer: &Tokenizer) -> Params {
+        let seed = random_seed();
+        Params {
+            sampling: SamplingOptions { seed: Some(seed.cast_unsigned()), ..SamplingOptions::default() },
+            seed,
+            choices: 1,
+            max_tokens: None,
+            stops: Vec::new(),
+            show_stop: false,
+            ends: tokenizer.ends().to_vec(),
+            limits: TokenLimits::default(),
+            keep_last: None,
         }
     }
-    // The names that other servers give to the same wish.
-    for field in [
-        "grammar",
-        "json_schema",
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-    ] {
-        if body.get(field).is_some() {
-            let message =
-                format!("'{field}' is not supported: answers cannot be held to a format on this server.");
-            return Err(body.unsupported(field, message));
+}
+
+/// Fields of other servers that change the answer in a way that is not done here, with the values that change nothing.
+const NOT_DONE: &[(&str, &[f64])] = &[
+    ("typical_p", &[1.0]),
+    ("tfs_z", &[1.0]),
+    ("top_a", &[0.0]),
+    ("top_n_sigma", &[-1.0, 0.0]),
+    ("mirostat", &[0.0]),
+    ("mirostat_mode", &[0.0]),
+    ("dynatemp_range", &[0.0]),
+    ("xtc_probability", &[0.0]),
+    ("dry_multiplier", &[0.0]),
+    ("smoothing_factor", &[0.0]),
+    ("adaptive_target", &[-1.0]),
+    ("length_penalty", &[1.0]),
+    ("no_repeat_ngram_size", &[0.0]),
+    ("repeat_last_n", &[-1.0]),
+    ("n_keep", &[0.0]),
+    ("n_discard", &[0.0]),
+    ("n_indent", &[0.0]),
+    ("n_probs", &[0.0]),
+    ("t_max_predict_ms", &[0.0, -1.0]),
+    ("prompt_logprobs", &[]),
+];
+
+/// The same, of those that are switches, with the value that changes nothing.
+const NOT_SWITCHED: &[(&str, bool)] = &[
+    ("use_beam_search", false),
+    ("early_stopping", false),
+    ("skip_special_tokens", true),
+    ("return_tokens_as_token_ids", false),
+    ("return_hidden_states", false),
+    ("separate_reasoning", true),
+    ("post_sampling_probs", false),
+    ("no_stop_trim", false),
+];
+
+/// The same, of those that are texts, lists or objects, unless they are empty.
+const NOT_TAKEN: &[&str] = &[
+    "logits_processors",
+    "custom_logit_processor",
+    "samplers",
+    "stop_regex",
+    "lora",
+    "lora_path",
+    "chat_template",
+    "vllm_xargs",
+    "kv_transfer_params",
+    "session_params",
+    "control_vectors",
+];
+
+fn refuse_what_is_not_done(body: &Fields<'_>) -> Result<(), ApiError> {
+    let refuse = |field: &str| {
+        let message = format!(
+            "'{field}' is not supported by this server, and the answer would not be what was asked for."
+        );
+        Err(body.unsupported(field, message))
+    };
+    for (field, neutral) in NOT_DONE {
+        if let Some(value) = body.get(field)
+            && !value.as_f64().is_some_and(|value| neutral.contains(&value))
+        {
+            return refuse(field);
+        }
+    }
+    for (field, neutral) in NOT_SWITCHED {
+        if body.get(field).is_some_and(|value| value.as_bool() != Some(*neutral)) {
+            return refuse(field);
+        }
+    }
+    for field in NOT_TAKEN {
+        let empty = |value: &Value| match value {
+            Value::String(text) => text.is_empty(),
+            Value::Array(values) => values.is_empty(),
+            Value::Object(fields) => fields.is_empty(),
+            _ => false,
+        };
+        if body.get(field).is_some_and(|value| !empty(value)) {
+            return refuse(field);
         }
     }
     if let Some(modalities) = body.list("modalities")?
@@ -107,6 +205,45 @@ fn refuse_what_is_not_done(body: &Fields<'_>) -> Result<(), ApiError> {
             .unsupported("modalities", "'modalities' must be ['text']: this server answers in text only."));
     }
     Ok(())
+}
+
+/// A list of token ids.
+fn read_tokens(
+    body: &Fields<'_>,
+    field: &str,
+    vocab: usize,
+    most: usize,
+) -> Result<Option<Vec<u32>>, ApiError> {
+    let Some(values) = body.list(field)? else { return Ok(None) };
+    if values.len() > most {
+        let what = format!("may hold {most} token ids at most, but holds {}", values.len());
+        return Err(body.wrong(field, &what));
+    }
+    token_ids(values, vocab, &body.name(field)).map(Some)
+}
+
+/// Texts that must not come, as the tokens they are made of: alone, and behind a space.
+fn read_bad_words(body: &Fields<'_>, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, ApiError> {
+    let Some(words) = body.list("bad_words")? else { return Ok(Vec::new()) };
+    if words.len() > MAX_BAD_WORDS {
+        let what = format!("may hold {MAX_BAD_WORDS} texts at most, but holds {}", words.len());
+        return Err(body.wrong("bad_words", &what));
+    }
+    let mut tokens = Vec::new();
+    for word in words {
+        let word = word.as_str().filter(|word| (1..=MAX_STOP_BYTES).contains(&word.len()));
+        let Some(word) = word else {
+            let what = format!("must be an array of texts of 1 to {MAX_STOP_BYTES} bytes");
+            return Err(body.wrong("bad_words", &what));
+        };
+        for spelled in [word.to_owned(), format!(" {}", word.trim_start())] {
+            let spelled = tokenizer.encode(&spelled, Special::AsText);
+            if !spelled.is_empty() && !tokens.contains(&spelled) {
+                tokens.push(spelled);
+            }
+        }
+    }
+    Ok(tokens)
 }
 
 /// The token ids with their biases.
@@ -131,40 +268,26 @@ fn read_logit_bias(body: &Fields<'_>, vocab: usize) -> Result<Vec<(u32, f32)>, A
 }
 
 /// The stop strings: one, or a list.
-fn read_stops(body: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let stops = match body.get("stop") {
+pub(crate) fn read_stops(body: &Fields<'_>, field: &str) -> Result<Vec<String>, ApiError> {
+    let stops = match body.get(field) {
         None => return Ok(Vec::new()),
         Some(Value::Array(stops)) => stops.as_slice(),
         Some(stop) => std::slice::from_ref(stop),
     };
     if stops.len() > MAX_STOPS {
         let what = format!("may hold {MAX_STOPS} strings at most, but holds {}", stops.len());
-        return Err(body.wrong("stop", &what));
+        return Err(body.wrong(field, &what));
     }
     let read = |stop: &Value| match stop.as_str() {
         Some(stop) if (1..=MAX_STOP_BYTES).contains(&stop.len()) => Ok(stop.to_string()),
         Some(stop) => {
             let what =
                 format!("may hold strings of 1 to {MAX_STOP_BYTES} bytes, but holds one of {}", stop.len());
-            Err(body.wrong("stop", &what))
+            Err(body.wrong(field, &what))
         }
-        None => Err(body.must_be("stop", "a string or an array of strings")),
+        None => Err(body.must_be(field, "a string or an array of strings")),
     };
     stops.iter().map(read).collect()
-}
-
-/// `stream` and `stream_options`.
-fn read_stream(body: &Fields<'_>) -> Result<Option<StreamOptions>, ApiError> {
-    let stream = body.flag("stream")?.unwrap_or(false);
-    let Some(options) = body.get("stream_options") else {
-        return Ok(stream.then_some(StreamOptions { include_usage: false }));
-    };
-    if !stream {
-        let message = "'stream_options' is only allowed when 'stream' is true.".to_string();
-        return Err(ApiError::invalid(Some("stream_options".to_string()), message));
-    }
-    let options = Fields::inside(options, "stream_options".to_string())?;
-    Ok(Some(StreamOptions { include_usage: options.flag("include_usage")?.unwrap_or(false) }))
 }
 
 /// Token ids given as such.
@@ -194,10 +317,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::vocabulary::VOCAB;
+    use crate::vocabulary::{self, VOCAB};
 
     fn read(body: &Value) -> Result<Params, ApiError> {
-        read_params(&Fields::of(body.as_object().unwrap()), VOCAB, 1)
+        read_params(&Fields::of(body.as_object().unwrap()), &vocabulary::bytes(), 1)
     }
 
     #[test]
@@ -207,7 +330,7 @@ mod tests {
             SamplingOptions { seed: Some(params.seed.cast_unsigned()), ..SamplingOptions::default() };
         assert_eq!(params.sampling, sampling);
         assert_eq!((params.choices, params.max_tokens, params.stops.len()), (1, None, 0));
-        assert!(params.stream.is_none());
+        assert_eq!(params.ends, vocabulary::bytes().ends());
         // A seed is drawn, another one each time, that JavaScript's numbers hold.
         assert_ne!(params.seed, read(&json!({})).unwrap().seed);
         assert!((0..1 << 53).contains(&params.seed));
@@ -218,8 +341,8 @@ mod tests {
         let params = read(&json!({
             "seed": -7, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repeat_penalty": 1.1,
             "frequency_penalty": -0.5, "presence_penalty": 0.25, "logit_bias": {"5": -100, "259": 3.5}, "n": 3,
-            "max_tokens": 10, "max_completion_tokens": 20, "stop": ["a", "b"], "ignore_eos": true, "stream": true,
-            "stream_options": {"include_usage": true}, "user": "somebody", "metadata": {"a": 1}, "what": ["ever"],
+            "max_tokens": 10, "max_completion_tokens": 20, "stop": ["a", "b"], "ignore_eos": true, "min_tokens": 3,
+            "stop_token_ids": [7], "allowed_token_ids": [1, 2], "truncate_prompt_tokens": 5, "user": "somebody", "metadata": {"a": 1}, "what": ["ever"],
         }))
         .unwrap();
         let expected = SamplingOptions {
@@ -236,7 +359,9 @@ mod tests {
         assert_eq!(params.sampling, expected);
         assert_eq!((params.seed, params.choices, params.max_tokens), (-7, 3, Some(20)));
         assert_eq!(params.stops, ["a", "b"]);
-        assert!(params.ignore_eos && params.stream.unwrap().include_usage);
+        assert_eq!(params.ends, [7]);
+        assert_eq!((params.limits.at_least, params.limits.allowed), (3, Some(vec![1, 2])));
+        assert_eq!(params.keep_last, Some(5));
     }
 
     #[test]
@@ -269,23 +394,23 @@ mod tests {
             (json!({"stop": long}), "stop"),
             (json!({"stop": many}), "stop"),
             (json!({"ignore_eos": 1}), "ignore_eos"),
-            (json!({"stream": "yes"}), "stream"),
-            (json!({"stream": true, "stream_options": {"include_usage": 1}}), "stream_options.include_usage"),
-            (json!({"stream": true, "stream_options": []}), "stream_options"),
-            (json!({"stream_options": {"include_usage": true}}), "stream_options"),
-            (json!({"response_format": {"type": "json_object"}}), "response_format.type"),
-            (json!({"response_format": {"type": "json_schema", "json_schema": {}}}), "response_format.type"),
-            (json!({"response_format": "json"}), "response_format"),
-            (json!({"guided_json": {}}), "guided_json"),
             (json!({"modalities": ["text", "audio"]}), "modalities"),
+            (json!({"min_tokens": -1}), "min_tokens"),
+            (json!({"stop_token_ids": [260]}), "stop_token_ids"),
+            (json!({"allowed_token_ids": 5}), "allowed_token_ids"),
+            (json!({"bad_words": [""]}), "bad_words"),
+            (json!({"typical_p": 0.5}), "typical_p"),
+            (json!({"mirostat": 2}), "mirostat"),
+            (json!({"skip_special_tokens": false}), "skip_special_tokens"),
+            (json!({"logits_processors": ["x"]}), "logits_processors"),
         ] {
             let error = serde_json::to_value(read(&body).unwrap_err().envelope()).unwrap();
             assert_eq!(error["error"]["param"], param, "{body}");
             assert_eq!(error["error"]["type"], "invalid_request_error");
         }
         for fine in [
-            json!({"response_format": {"type": "text"}}),
-            json!({"response_format": null}),
+            json!({"typical_p": 1.0, "mirostat": 0, "use_beam_search": false, "samplers": []}),
+            json!({"n_predict": -1}),
             json!({"modalities": ["text"]}),
             json!({"stop": []}),
             json!({"stop": null}),

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::{Method, Uri};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
 use crate::app::App;
 use crate::errors::ApiError;
-use crate::{auth, chat, completions, health, metrics, models};
+use crate::openai::{chat, completions, models};
+use crate::{auth, errors, health, metrics};
 
 /// All routes. The layers from the outside in: browsers' preflights, counting, the key.
 pub(crate) fn routes(app: Arc<App>) -> Router {
@@ -29,6 +30,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(async |method: Method, uri: Uri| {
             ApiError::no_method(method.as_str(), uri.path())
         })
+        .layer(from_fn(errors::speak))
         .layer(from_fn_with_state(app.clone(), metrics::count_requests))
         .layer(app.options.cors.layer())
         .with_state(app)

@@ -29,8 +29,10 @@ pub struct ServerOptions {
     pub host: String,
     /// Port to listen on; 0 takes a free one.
     pub port: u16,
-    /// What requests under `/v1` must carry as `Authorization: Bearer KEY`; `None`: nothing.
+    /// What requests under `/v1` must carry as `Authorization: Bearer KEY` or `x-api-key: KEY`; `None`: nothing.
     pub api_key: Option<String>,
+    /// Whether any model's name means the one that is served: agents ask for names of their own.
+    pub any_model: bool,
     /// Which web pages may ask.
     pub cors: Cors,
     /// Bytes of a request's body at most.
@@ -55,6 +57,7 @@ impl Default for ServerOptions {
             host: "127.0.0.1".to_string(),
             port: 8080,
             api_key: None,
+            any_model: false,
             cors: Cors::default(),
             max_body: 4 << 20,
             max_bodies: 16 << 20,

@@ -1,10 +1,9 @@
-//! From the tokens of one choice to its text: whole characters, up to a stop string, thinking apart from the answer,
-//! log-probabilities with the text they belong to.
+//! One choice of an answer, heard: what it says, and the log-probabilities of the tokens that say it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use motet_text::{Detokenizer, Parts, ReasoningSplit, Stops, Tokenizer};
+use crate::hearing::Hearing;
+use crate::reader::Said;
 
 /// A token with what the model thought of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,44 +20,23 @@ pub(crate) struct Score {
 /// What a choice says next.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Piece {
-    pub(crate) reasoning: String,
-    pub(crate) content: String,
+    pub(crate) said: Vec<Said>,
     pub(crate) scores: Vec<Score>,
 }
 
 impl Piece {
     /// Whether there is nothing in it.
     pub(crate) fn is_empty(&self) -> bool {
-        self.reasoning.is_empty() && self.content.is_empty() && self.scores.is_empty()
-    }
-
-    /// Adds what comes after it.
-    pub(crate) fn append(&mut self, next: Piece) {
-        self.reasoning.push_str(&next.reasoning);
-        self.content.push_str(&next.content);
-        self.scores.extend(next.scores);
-    }
-
-    fn take(&mut self, parts: &Parts) {
-        self.reasoning.push_str(&parts.reasoning);
-        self.content.push_str(&parts.content);
+        self.said.is_empty() && self.scores.is_empty()
     }
 }
 
 /// The text side of one choice.
 #[derive(Debug)]
 pub(crate) struct Voice {
-    detokenizer: Detokenizer,
-    stops: Stops,
-    split: ReasoningSplit,
+    hearing: Hearing,
     /// Scores of tokens whose text is held back: it may be the beginning of a stop string. With the byte each starts at.
     held: VecDeque<(usize, Score)>,
-    /// Text so far, held back or not, in bytes and characters; and what of it passed the stop strings, in bytes.
-    bytes: usize,
-    chars: usize,
-    passed: usize,
-    /// Whether a stop string was hit.
-    cut: bool,
     thinking: Thinking,
 }
 
@@ -71,38 +49,22 @@ struct Thinking {
 }
 
 impl Voice {
-    /// A voice that ends before any of `stops`.
-    pub(crate) fn new(tokenizer: &Arc<Tokenizer>, stops: Stops, split: ReasoningSplit) -> Voice {
-        Voice {
-            detokenizer: tokenizer.stream(),
-            stops,
-            split,
-            held: VecDeque::new(),
-            bytes: 0,
-            chars: 0,
-            passed: 0,
-            cut: false,
-            thinking: Thinking::default(),
-        }
+    /// A voice that nothing has been heard of.
+    pub(crate) fn new(hearing: Hearing) -> Voice {
+        Voice { hearing, held: VecDeque::new(), thinking: Thinking::default() }
     }
 
     /// Takes a token; `score` if log-probabilities were asked for (its `offset` is set here).
     pub(crate) fn push(&mut self, token: u32, score: Option<Score>) -> Piece {
         let mut piece = Piece::default();
-        if self.cut {
+        if self.hearing.hit().is_some() {
             return piece;
         }
         if let Some(score) = score {
-            self.held.push_back((self.bytes, Score { offset: self.chars, ..score }));
+            self.held.push_back((self.hearing.bytes(), Score { offset: self.hearing.chars(), ..score }));
         }
-        let text = self.detokenizer.push(token);
-        self.bytes += text.len();
-        self.chars += text.chars().count();
-        let until = self.stops.push(text);
-        self.cut = until.hit.is_some();
-        self.passed += until.text.len();
-        piece.take(self.split.push(until.text));
-        let passed = self.passed;
+        self.hearing.push(token, &mut piece.said);
+        let passed = self.hearing.passed();
         self.release(|start| start < passed, &mut piece);
         self.note(&piece);
         self.thinking.tokens += usize::from(!self.thinking.answered);
@@ -112,22 +74,8 @@ impl Voice {
     /// What was held back at the end of the answer.
     pub(crate) fn finish(&mut self) -> Piece {
         let mut piece = Piece::default();
-        if !self.cut {
-            let rest = self.detokenizer.finish();
-            self.bytes += rest.len();
-            self.chars += rest.chars().count();
-            let until = self.stops.push(rest);
-            self.cut = until.hit.is_some();
-            self.passed += until.text.len();
-            piece.take(self.split.push(until.text));
-        }
-        if !self.cut {
-            let rest = self.stops.finish();
-            self.passed += rest.len();
-            piece.take(self.split.push(rest));
-        }
-        piece.take(self.split.finish());
-        let (passed, cut) = (self.passed, self.cut);
+        self.hearing.finish(&mut piece.said);
+        let (passed, cut) = (self.hearing.passed(), self.hearing.hit().is_some());
         self.release(|start| start < passed || !cut, &mut piece);
         self.note(&piece);
         piece
@@ -136,6 +84,16 @@ impl Voice {
     /// Tokens of the answer that were thinking.
     pub(crate) fn reasoning_tokens(&self) -> usize {
         if self.thinking.thought { self.thinking.tokens } else { 0 }
+    }
+
+    /// The stop string that ended the answer.
+    pub(crate) fn hit(&self) -> Option<&str> {
+        self.hearing.hit()
+    }
+
+    /// How many calls have begun.
+    pub(crate) fn calls(&self) -> u32 {
+        self.hearing.calls()
     }
 
     /// Hands out the scores of the tokens that `may` be shown, by the byte of the text they start at: those of a stop
@@ -147,8 +105,12 @@ impl Voice {
     }
 
     fn note(&mut self, piece: &Piece) {
-        self.thinking.thought |= !piece.reasoning.is_empty();
-        self.thinking.answered |= !piece.content.is_empty();
+        for said in &piece.said {
+            match said {
+                Said::Reasoning(_) => self.thinking.thought = true,
+                _ => self.thinking.answered = true,
+            }
+        }
     }
 }
 
@@ -156,12 +118,20 @@ impl Voice {
 mod tests {
     use proptest::prelude::*;
 
+    use motet_text::{ReasoningSplit, Stops};
+
     use super::*;
+    use crate::reader::AnswerReader;
     use crate::vocabulary::{self, END};
 
     fn voice(stops: &[&str]) -> Voice {
         let stops = Stops::new(stops.iter().map(|stop| stop.to_string()));
-        Voice::new(&vocabulary::bytes(), stops, ReasoningSplit::off())
+        Voice::new(Hearing::new(&vocabulary::bytes(), AnswerReader::plain()).until(stops, 0, false))
+    }
+
+    fn thinking() -> Voice {
+        let reader = AnswerReader::new(ReasoningSplit::after_prompt("assistant\n"));
+        Voice::new(Hearing::new(&vocabulary::bytes(), reader))
     }
 
     /// A score that tells its token, as the engine would give it.
@@ -169,28 +139,43 @@ mod tests {
         Some(Score { token, logprob: Some(-1.0), top: Vec::new(), offset: 0 })
     }
 
-    /// All that is said of a text whose tokens are its bytes, and the pieces.
-    fn say(voice: &mut Voice, text: &str) -> (Piece, Vec<Piece>) {
-        let mut pieces: Vec<Piece> =
-            text.bytes().map(|byte| voice.push(u32::from(byte), score(u32::from(byte)))).collect();
-        pieces.push(voice.finish());
-        let mut all = Piece::default();
-        for piece in &pieces {
-            all.append(Piece {
-                reasoning: piece.reasoning.clone(),
-                content: piece.content.clone(),
-                scores: piece.scores.clone(),
-            });
+    /// All that is said, as (thinking, text), and the scores; what it is so far after each token.
+    #[derive(Default)]
+    struct Heard {
+        reasoning: String,
+        content: String,
+        scores: Vec<Score>,
+    }
+
+    impl Heard {
+        fn add(&mut self, piece: Piece) {
+            for said in piece.said {
+                match said {
+                    Said::Reasoning(text) => self.reasoning += &text,
+                    Said::Text(text) => self.content += &text,
+                    other => panic!("{other:?} of an answer without calls"),
+                }
+            }
+            self.scores.extend(piece.scores);
         }
-        (all, pieces)
+    }
+
+    /// Hears a text whose tokens are its bytes; with the lengths of the content after each.
+    fn say(voice: &mut Voice, text: &str) -> (Heard, Vec<usize>) {
+        let (mut all, mut lengths) = (Heard::default(), Vec::new());
+        for byte in text.bytes() {
+            all.add(voice.push(u32::from(byte), score(u32::from(byte))));
+            lengths.push(all.content.len());
+        }
+        all.add(voice.finish());
+        (all, lengths)
     }
 
     #[test]
     fn a_character_comes_whole_and_a_stop_string_not_at_all() {
-        let (all, pieces) = say(&mut voice(&["STOP"]), "é STOP it");
+        let (all, lengths) = say(&mut voice(&["STOP"]), "é STOP it");
         assert_eq!(all.content, "é ");
-        assert_eq!(pieces[0].content, "");
-        assert_eq!(pieces[1].content, "é");
+        assert_eq!(lengths[..2], [0, "é".len()]);
         // The two bytes of é and the space; the tokens of the stop string are not shown.
         assert_eq!(all.scores.iter().map(|score| score.token).collect::<Vec<_>>(), [0xc3, 0xa9, 0x20]);
         assert_eq!(all.scores.iter().map(|score| score.offset).collect::<Vec<_>>(), [0, 0, 1]);
@@ -205,14 +190,13 @@ mod tests {
 
     #[test]
     fn thinking_is_told_apart_and_counted() {
-        let mut voice =
-            Voice::new(&vocabulary::bytes(), Stops::new([]), ReasoningSplit::after_prompt("assistant\n"));
-        let mut all = Piece::default();
+        let mut voice = thinking();
+        let mut all = Heard::default();
         // <think> h m </think> \n o k
         for token in [258, 104, 109, 259, 10, 111, 107] {
-            all.append(voice.push(token, None));
+            all.add(voice.push(token, None));
         }
-        all.append(voice.finish());
+        all.add(voice.finish());
         assert_eq!((all.reasoning.as_str(), all.content.as_str()), ("hm", "ok"));
         // All before the first token of the answer: the tags and the white space, too.
         assert_eq!(voice.reasoning_tokens(), 5);
@@ -220,8 +204,7 @@ mod tests {
 
     #[test]
     fn an_answer_without_thinking_has_no_reasoning_tokens() {
-        let mut voice =
-            Voice::new(&vocabulary::bytes(), Stops::new([]), ReasoningSplit::after_prompt("assistant\n"));
+        let mut voice = thinking();
         voice.push(111, None);
         voice.push(END, None);
         voice.finish();

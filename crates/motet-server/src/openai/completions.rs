@@ -4,18 +4,20 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use motet_text::{ReasoningSplit, Special, Tokenizer};
+use motet_text::{Special, Tokenizer};
 use serde_json::Value;
 
-use crate::answer::{Echo, Part, Whole};
-use crate::app::{App, Model};
-use crate::ask::{self, Ask, Prompt, Shape};
-use crate::chat::finite;
+use crate::answer::{Echo, Part, Tally, Whole};
+use crate::app::App;
+use crate::ask::{self, Ask, Prompt};
 use crate::errors::ApiError;
 use crate::fields::Fields;
+use crate::openai::chat::{StreamUsage, finite, read_stream};
+use crate::openai::shapes::{Head, Reply, Rivals, TextChoice, TextLogprobs, finish_reason, token_text};
 use crate::params::{MAX_TOP, read_params, token_ids};
-use crate::shapes::{Rivals, TextChoice, TextLogprobs};
-use crate::voice::Score;
+use crate::reader::{AnswerReader, Said};
+use crate::shape::{Events, Shape, json};
+use crate::voice::{Piece, Score};
 
 /// Prompts a request may hold.
 const MAX_PROMPTS: usize = 128;
@@ -25,9 +27,11 @@ pub(crate) async fn completions(State(app): State<Arc<App>>, request: Request) -
     ask::answer(app, request, understand).await
 }
 
-fn understand(model: &Model, fields: &Fields<'_>) -> Result<Ask<TextShape>, ApiError> {
-    let params = read_params(fields, model.tokenizer.vocab_len(), 0)?;
+fn understand(app: &App, fields: &Fields<'_>) -> Result<Ask, ApiError> {
+    let tokenizer = &app.model.tokenizer;
+    let params = read_params(fields, tokenizer, 0)?;
     let logprobs = fields.integer("logprobs", 0..=MAX_TOP)?.map(|top| top as u8);
+    let streaming = read_stream(fields)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
         return Err(fields
@@ -37,17 +41,26 @@ fn understand(model: &Model, fields: &Fields<'_>) -> Result<Ask<TextShape>, ApiE
         return Err(fields.unsupported("best_of", "'best_of' must equal 'n': all answers are returned."));
     }
     let prompt = |given: Given<'_>| {
-        let echo = echo.then(|| echo_of(&model.tokenizer, &given, logprobs.is_some()));
-        Prompt { tokens: given.tokens, marks: Vec::new(), split: ReasoningSplit::off(), echo }
+        let echo = echo.then(|| echo_of(tokenizer, &given, logprobs.is_some()));
+        Prompt { tokens: given.tokens, marks: Vec::new(), reader: AnswerReader::plain(), echo }
     };
-    let prompts: Vec<Prompt> = read_prompts(&model.tokenizer, fields)?.into_iter().map(prompt).collect();
+    let prompts: Vec<Prompt> = read_prompts(tokenizer, fields)?.into_iter().map(prompt).collect();
     let choices = prompts.len() * params.choices as usize;
     let shape = TextShape {
-        tokenizer: model.tokenizer.clone(),
+        head: Head::new("cmpl", "text_completion", app, &params),
+        tokenizer: tokenizer.clone(),
         logprobs: logprobs.is_some(),
+        usage: streaming.unwrap_or_default(),
         echoed: vec![0; choices],
     };
-    Ok(Ask { params, prompts, logprobs, param: "prompt", shape })
+    Ok(Ask {
+        params,
+        prompts,
+        logprobs,
+        param: "prompt",
+        stream: streaming.is_some(),
+        shape: Box::new(shape),
+    })
 }
 
 /// A prompt as it came.
@@ -113,57 +126,84 @@ fn echo_of(tokenizer: &Tokenizer, given: &Given<'_>, scored: bool) -> Echo {
 }
 
 struct TextShape {
+    head: Head,
     tokenizer: Arc<Tokenizer>,
     /// Whether log-probabilities were asked for.
     logprobs: bool,
+    usage: StreamUsage,
     /// For each choice, the characters of its text that are its prompt.
     echoed: Vec<usize>,
 }
 
 impl Shape for TextShape {
-    type Choice = TextChoice;
-    type Chunk = TextChoice;
-    const ID: &'static str = "cmpl";
-    const OBJECTS: [&'static str; 2] = ["text_completion", "text_completion"];
-
-    fn choice(&self, index: u32, whole: Whole) -> TextChoice {
-        let echo = whole.echo.as_deref();
-        let echoed = echo.map_or("", |echo| &echo.text);
-        let mut logprobs = TextLogprobs::default();
-        self.append(&mut logprobs, echo.map_or(&[], |echo| &echo.scores), 0);
-        self.append(&mut logprobs, &whole.said.scores, echoed.chars().count());
-        TextChoice {
-            text: echoed.to_string() + &whole.said.content,
-            index,
-            logprobs: self.logprobs.then_some(logprobs),
-            finish_reason: Some(whole.reason),
-        }
-    }
-
-    fn chunk(&mut self, part: Part) -> Option<TextChoice> {
+    fn part(&mut self, part: Part, tally: &Tally, events: &mut Events) {
         let mut logprobs = TextLogprobs::default();
         let (index, text, finish_reason) = match part {
-            Part::Begin { echo: None, .. } => return None,
+            Part::Started { .. } | Part::Begin { echo: None, .. } => return,
             Part::Begin { index, echo: Some(echo) } => {
                 self.append(&mut logprobs, &echo.scores, 0);
                 self.echoed[index as usize] = echo.text.chars().count();
                 (index, echo.text.clone(), None)
             }
-            Part::Text { index, piece } => {
-                self.append(&mut logprobs, &piece.scores, self.echoed[index as usize]);
-                (index, piece.content, None)
+            Part::Goes { index, piece: Piece { said, scores } } => {
+                self.append(&mut logprobs, &scores, self.echoed[index as usize]);
+                let text = said.into_iter().filter_map(|said| match said {
+                    Said::Text(text) => Some(text),
+                    // A completion is read plainly: it has text only.
+                    _ => None,
+                });
+                (index, text.collect(), None)
             }
-            Part::End { index, reason } => (index, String::new(), Some(reason)),
+            Part::End { index, reason } => (index, String::new(), Some(finish_reason(&reason))),
         };
+        let timings = finish_reason.map(|_| tally.into());
         let logprobs = (self.logprobs && finish_reason.is_none()).then_some(logprobs);
-        Some(TextChoice { text, index, logprobs, finish_reason })
+        let choices = vec![TextChoice { text, index, logprobs, finish_reason }];
+        events.push(&Reply { head: &self.head, choices, usage: self.usage.so_far(tally), timings });
+    }
+
+    fn close(&mut self, tally: &Tally, events: &mut Events) {
+        if self.usage.at_the_end {
+            let usage = Some(Some(tally.into()));
+            let timings = Some(tally.into());
+            events.push(&Reply::<TextChoice> { head: &self.head, choices: Vec::new(), usage, timings });
+        }
+        events.push_word("[DONE]");
+    }
+
+    fn fail(&mut self, error: &ApiError, events: &mut Events) {
+        events.push(&error.envelope());
+    }
+
+    fn whole(&mut self, choices: Vec<Whole>, tally: &Tally) -> String {
+        let choices = (0..).zip(choices).map(|(index, whole)| self.choice(index, &whole)).collect();
+        json(&Reply {
+            head: &self.head,
+            choices,
+            usage: Some(Some(tally.into())),
+            timings: Some(tally.into()),
+        })
     }
 }
 
 impl TextShape {
+    fn choice(&self, index: u32, whole: &Whole) -> TextChoice {
+        let echo = whole.echo.as_deref();
+        let echoed = echo.map_or("", |echo| &echo.text);
+        let mut logprobs = TextLogprobs::default();
+        self.append(&mut logprobs, echo.map_or(&[], |echo| &echo.scores), 0);
+        self.append(&mut logprobs, &whole.scores, echoed.chars().count());
+        TextChoice {
+            text: echoed.to_string() + &whole.text(),
+            index,
+            logprobs: self.logprobs.then_some(logprobs),
+            finish_reason: Some(finish_reason(&whole.reason)),
+        }
+    }
+
     /// Appends scores of tokens whose offsets count from `before`.
     fn append(&self, columns: &mut TextLogprobs, scores: &[Score], before: usize) {
-        let text = |token| String::from_utf8_lossy(self.tokenizer.piece(token)).into_owned();
+        let text = |token| token_text(self.tokenizer.piece(token));
         for score in scores {
             columns.tokens.push(text(score.token));
             columns.token_logprobs.push(score.logprob.map(finite));

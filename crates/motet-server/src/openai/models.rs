@@ -8,7 +8,7 @@ use axum::extract::{Path, State};
 
 use crate::app::App;
 use crate::errors::ApiError;
-use crate::shapes::{ModelList, ModelObject};
+use crate::openai::shapes::{ModelList, ModelObject};
 
 /// The list.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
@@ -22,11 +22,7 @@ pub(crate) async fn one(
 ) -> Result<Json<ModelObject>, ApiError> {
     // What is no text is no model either.
     let Path(id) = id.unwrap_or_else(|_| Path("?".to_string()));
-    if app.model.answers_to(&id) {
-        Ok(Json(served(&app)))
-    } else {
-        Err(ApiError::no_model(&id, &app.model.name))
-    }
+    if app.serves(&id) { Ok(Json(served(&app))) } else { Err(ApiError::no_model(&id, &app.model.name)) }
 }
 
 fn served(app: &App) -> ModelObject {

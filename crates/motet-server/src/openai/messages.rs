@@ -53,8 +53,8 @@ fn read_message(value: &Value, place: String) -> Result<Value, ApiError> {
     let content = match fields.get("content") {
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(parts)) => read_parts(parts, &fields)?,
-        // An assistant that called tools, refused or only thought has no content.
-        None if role == "assistant" => String::new(),
+        // An assistant that called tools, refused or only thought has no content; a tool may have nothing to say.
+        None if role == "assistant" || role == "tool" => String::new(),
         _ => return Err(fields.must_be("content", "a string or an array of text parts")),
     };
     message.insert("content".into(), content.into());
@@ -83,47 +83,42 @@ fn read_parts(parts: &[Value], message: &Fields<'_>) -> Result<String, ApiError>
     Ok(parts.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// The tools for the template: functions. Tools of other types are the client's own affair and are left out.
+/// Extra variables of the template.
 ///
 /// # Errors
-/// 400 where a tool is malformed, or where a call is demanded, which cannot be promised yet.
-pub(crate) fn read_tools(body: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
-    for old in ["functions", "function_call"] {
-        if body.get(old).is_some() {
-            let message = format!("'{old}' is not supported; use 'tools' and 'tool_choice'.");
-            return Err(body.unsupported(old, message));
-        }
-    }
-    let tools = body.list("tools")?.unwrap_or_default();
-    let mut functions = Vec::new();
-    for (index, tool) in tools.iter().enumerate() {
-        let fields = Fields::inside(tool, format!("tools[{index}]"))?;
-        if fields.text("type")?.is_some_and(|kind| kind != "function") {
-            continue;
-        }
-        let function = fields.get("function").ok_or_else(|| fields.must_be("function", "an object"))?;
-        let function = Fields::inside(function, fields.name("function"))?;
-        function.text("name")?.ok_or_else(|| function.must_be("name", "a string"))?;
-        functions.push(tool.clone());
-    }
-    match body.get("tool_choice") {
-        None => Ok(functions),
-        Some(Value::String(choice)) if choice == "auto" => Ok(functions),
-        Some(Value::String(choice)) if choice == "none" => Ok(Vec::new()),
-        Some(_) => Err(body.unsupported(
-            "tool_choice",
-            "'tool_choice' must be 'auto' or 'none': a call cannot be forced on this server.",
-        )),
-    }
-}
-
-/// Extra variables of the template.
+/// 400 where one is not what it must be.
 pub(crate) fn read_template_variables(body: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     let mut variables = body.object("chat_template_kwargs")?.cloned().unwrap_or_default();
-    if let Some(effort) = body.text("reasoning_effort")? {
-        variables.entry("reasoning_effort").or_insert(effort.into());
+    // Open WebUI and OpenRouter write `reasoning: {effort}`.
+    let effort = match body.text("reasoning_effort")? {
+        Some(effort) => Some(effort),
+        None => match body.get("reasoning") {
+            Some(reasoning @ Value::Object(_)) => {
+                Fields::inside(reasoning, "reasoning".to_string())?.text("effort")?
+            }
+            _ => None,
+        },
+    };
+    if let Some(effort) = effort {
+        think(&mut variables, effort);
+    }
+    for switch in ["enable_thinking", "thinking"] {
+        if let Some(Value::Bool(thinks)) = body.get(switch) {
+            variables.insert("enable_thinking".into(), (*thinks).into());
+        }
+    }
+    if let Some(verbosity) = body.text("verbosity")? {
+        variables.entry("verbosity").or_insert(verbosity.into());
     }
     Ok(variables)
+}
+
+/// Tells the template how much to think: in the words of templates with levels, and of those with a switch.
+pub(crate) fn think(variables: &mut Map<String, Value>, effort: &str) {
+    variables.entry("reasoning_effort").or_insert(effort.into());
+    if matches!(effort, "none" | "minimal") {
+        variables.entry("enable_thinking").or_insert(false.into());
+    }
 }
 
 #[cfg(test)]
@@ -186,25 +181,5 @@ mod tests {
         let error = read(json!([{"role": "user", "content": [{"type": "input_audio"}]}])).unwrap_err();
         let error = serde_json::to_value(error.envelope()).unwrap();
         assert!(error["error"]["message"].as_str().unwrap().contains("'input_audio'"));
-    }
-
-    #[test]
-    fn tools_are_functions_and_the_rest_is_left_out() {
-        let function = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
-        let tools = |body: Value| read_tools(&Fields::of(body.as_object().unwrap()));
-        let both = json!([function, {"type": "web_search"}]);
-        assert_eq!(tools(json!({"tools": both})), Ok(vec![function.clone()]));
-        assert_eq!(tools(json!({"tools": both, "tool_choice": "auto"})), Ok(vec![function]));
-        assert_eq!(tools(json!({"tools": both, "tool_choice": "none"})), Ok(vec![]));
-        for wrong in [
-            json!({"tools": both, "tool_choice": "required"}),
-            json!({"tools": both, "tool_choice": {"type": "function", "function": {"name": "f"}}}),
-            json!({"tools": [{"type": "function"}]}),
-            json!({"tools": [{"type": "function", "function": {}}]}),
-            json!({"tools": {}}),
-            json!({"functions": []}),
-        ] {
-            assert!(tools(wrong.clone()).is_err(), "{wrong}");
-        }
     }
 }
