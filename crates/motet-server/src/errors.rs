@@ -21,7 +21,7 @@ pub(crate) struct ApiError {
     /// Seconds after which the same request may succeed.
     retry_after: Option<u64>,
     /// Where a prompt is too long: its tokens, and those that there is room for.
-    too_long: Option<(usize, usize)>,
+    too_long: Option<Box<(usize, usize)>>,
 }
 
 /// Whose interface a request speaks.
@@ -93,7 +93,7 @@ impl ApiError {
             "This model's maximum context length is {context} tokens, and the prompt has {prompt}, which leaves no room for an answer. Shorten the prompt."
         );
         let error = ApiError::invalid(Some(param.to_string()), message).code("context_length_exceeded");
-        ApiError { too_long: Some((prompt, context)), ..error }
+        ApiError { too_long: Some(Box::new((prompt, context))), ..error }
     }
 
     /// 400 `context_length_exceeded`: the answer and its prompt have no room even alone.
@@ -205,7 +205,7 @@ impl ApiError {
             400..500 => "invalid_request_error",
             _ => "api_error",
         };
-        let message = match self.too_long {
+        let message = match self.too_long.as_deref() {
             Some((prompt, context)) => format!("prompt is too long: {prompt} tokens > {context} maximum"),
             None => self.body.message.clone(),
         };
