@@ -332,17 +332,20 @@ impl Whole {
     }
 
     /// All text together.
-    pub(crate) fn text<'a>(&'a self) -> String {
-        self.items
-            .iter()
-            .filter_map(|item| if let Item::Text(text) = item { Some(&**text) } else { None })
-            .collect()
+    pub(crate) fn text(&self) -> String {
+        let text = |item: &Item| match item {
+            Item::Text(text) => Some(text.clone()),
+            Item::Reasoning(_) | Item::Call { .. } => None,
+        };
+        self.items.iter().filter_map(text).collect()
     }
 
     /// All thinking together.
-    pub(crate) fn reasoning<'a>(&'a self) -> String {
-        let thoughts =
-            |item: &'a Item| if let Item::Reasoning(text) = item { Some(text.as_str()) } else { None };
+    pub(crate) fn reasoning(&self) -> String {
+        let thoughts = |item: &Item| match item {
+            Item::Reasoning(text) => Some(text.clone()),
+            Item::Text(_) | Item::Call { .. } => None,
+        };
         self.items.iter().filter_map(thoughts).collect()
     }
 }
