@@ -3,6 +3,8 @@
 //! Files write each byte as a printable character (GPT-2's alphabet); here tokens are the bytes themselves, so that a
 //! token is its own text, and a merge is a pair of ids.
 
+use std::collections::HashSet;
+
 use crate::TextError;
 use crate::merge::{Join, Merger, Symbol};
 use crate::pieces::{NONE, Pieces};
@@ -40,9 +42,10 @@ impl Bpe {
         let alphabet = Alphabet::new();
         let pieces = pieces(vocabulary, &alphabet);
 
+        let reader = RuleReader::new(vocabulary, &pieces, &alphabet);
         let mut rules = Vec::with_capacity(vocabulary.merges.len());
         for (index, &rule) in vocabulary.merges.iter().enumerate() {
-            rules.push(read_rule(&pieces, &alphabet, index, rule)?);
+            rules.extend(reader.read(index, rule)?);
         }
         let mut by_pair = Table::for_entries(rules.len());
         for (rank, rule) in (0..).zip(&rules) {
@@ -108,21 +111,46 @@ fn pieces(vocabulary: &Vocabulary<'_>, alphabet: &Alphabet) -> Pieces {
     pieces
 }
 
-/// Reads "left right"; the space that parts them is the first one after the first character.
-fn read_rule(pieces: &Pieces, alphabet: &Alphabet, index: usize, rule: &str) -> Result<Rule, TextError> {
-    let missing = |part: &str| TextError::Merge { index, rule: rule.to_owned(), missing: part.to_owned() };
-    let first = rule.chars().next().map_or(0, char::len_utf8);
-    let gap = rule[first..].find(' ').ok_or_else(|| missing(rule))? + first;
-    let (left, right) = (&rule[..gap], &rule[gap + 1..]);
-    let mut bytes = Vec::new();
-    let mut find = |parts: &[&str]| {
-        bytes.clear();
-        for c in parts.iter().flat_map(|part| part.chars()) {
-            bytes.push(alphabet.byte(c).ok_or_else(|| missing(&parts.concat()))?);
+/// Reads rules, "left right" each. What they join is looked up by its text, whatever the type of the token.
+struct RuleReader<'a> {
+    pieces: &'a Pieces,
+    alphabet: &'a Alphabet,
+    /// Tokens that cannot be found by their bytes. No rule may make one: text would become a control token.
+    special: HashSet<&'a str>,
+}
+
+impl<'a> RuleReader<'a> {
+    fn new(vocabulary: &'a Vocabulary<'_>, pieces: &'a Pieces, alphabet: &'a Alphabet) -> Self {
+        let tokens = vocabulary.tokens.iter().zip(&vocabulary.types);
+        let special = tokens.filter(|(_, kind)| matches!(**kind, kind::CONTROL | kind::UNKNOWN));
+        let special = special.map(|(&token, _)| token).collect();
+        RuleReader { pieces, alphabet, special }
+    }
+
+    /// The rule, none if it needs or makes a special token. The space that parts the two is the first one after the
+    /// first character.
+    fn read(&self, index: usize, rule: &str) -> Result<Option<Rule>, TextError> {
+        let missing =
+            |part: &str| TextError::Merge { index, rule: rule.to_owned(), missing: part.to_owned() };
+        let first = rule.chars().next().map_or(0, char::len_utf8);
+        let gap = rule[first..].find(' ').ok_or_else(|| missing(rule))? + first;
+        let (left, right) = (&rule[..gap], &rule[gap + 1..]);
+        let mut ids = [NONE; 3];
+        for (id, part) in ids.iter_mut().zip([left, right, &[left, right].concat()]) {
+            *id = match self.find(part) {
+                Some(found) => found,
+                None if self.special.contains(part) => return Ok(None),
+                None => return Err(missing(part)),
+            };
         }
-        pieces.find(&bytes).ok_or_else(|| missing(&parts.concat()))
-    };
-    Ok(Rule { left: find(&[left])?, right: find(&[right])?, joined: find(&[left, right])? })
+        let [left, right, joined] = ids;
+        Ok(Some(Rule { left, right, joined }))
+    }
+
+    fn find(&self, part: &str) -> Option<u32> {
+        let bytes = part.chars().map(|c| self.alphabet.byte(c)).collect::<Option<Vec<u8>>>()?;
+        self.pieces.find(&bytes)
+    }
 }
 
 /// GPT-2's printable characters for the 256 bytes: the printable ones of Latin-1 stand for themselves, the others, in

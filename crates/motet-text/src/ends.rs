@@ -1,7 +1,8 @@
 //! Tokens that end an answer, and tokens that are shown although they are control tokens.
 //!
-//! Headers name one end-of-sequence token, while chat models end a turn with another. As in llama.cpp, tokens with
-//! well-known names end an answer too, and count as control tokens whatever the file says of them.
+//! Headers name one end-of-sequence token, while chat models end a turn with another. So tokens with well-known names
+//! end an answer too, where the file itself makes them more than words: `</s>` is the end of Llama 2's answers, but in
+//! Qwen's vocabulary it is learned from web pages, and ends what was struck through.
 
 use crate::vocabulary::{Vocabulary, kind};
 
@@ -60,24 +61,34 @@ const SHOWN: &[&str] = &[
     "<|constrain|>",
 ];
 
-/// Finds the tokens that end an answer, ascending, and gives them the type of control tokens.
+/// Finds the tokens that end an answer, ascending: those that the file names, and those of a well-known name that are
+/// control tokens, or added ones. What ends an answer is a control token from here on, but for a word that the file
+/// names as the end.
 pub(crate) fn mark_ends(vocabulary: &mut Vocabulary<'_>) -> Vec<u32> {
     let has = |name: &str| vocabulary.tokens.contains(&name);
-    // In these families "<|end|>" ends a message within an answer, "</s>" is a word.
+    // In these families "<|end|>" ends a message within an answer.
     let harmony =
         has("<|end|>") && ((has("<|return|>") && has("<|call|>")) || (has("<|flush|>") && has("<|calls|>")));
-    let plain_s = has("<|tool_response>") || has("<|plamo:eos|>");
 
-    let mut ends: Vec<u32> = [vocabulary.eos, vocabulary.eot, vocabulary.eom].into_iter().flatten().collect();
+    let stated = [vocabulary.eos, vocabulary.eot, vocabulary.eom];
+    let mut ends = Vec::new();
     for (id, &token) in (0..).zip(&vocabulary.tokens) {
-        let excepted = (token == "<|end|>" && harmony) || (token == "</s>" && plain_s);
-        if ENDS.contains(&token) && !excepted {
-            vocabulary.types[id as usize] = kind::CONTROL;
+        let kind = &mut vocabulary.types[id as usize];
+        let known = ENDS.contains(&token) && !(token == "<|end|>" && harmony);
+        let added = match *kind {
+            kind::CONTROL => true,
+            // A tag of web pages in Gemma 3.
+            kind::USER_DEFINED => token != "</s>",
+            _ => false,
+        };
+        let is_stated = stated.contains(&Some(id));
+        if is_stated || (known && added) {
+            if known || added {
+                *kind = kind::CONTROL;
+            }
             ends.push(id);
         }
     }
-    ends.sort_unstable();
-    ends.dedup();
     ends
 }
 
