@@ -53,7 +53,7 @@ fn round_trip(tokenizer: &Arc<Tokenizer>, text: &str) {
 /// Marks change no id, and count up.
 fn marks(tokenizer: &Tokenizer, text: &str, size: usize) {
     let marks: Vec<usize> = (0..=text.len()).step_by(size + 1).collect();
-    let (ids, counts) = tokenizer.encode_marked(text, Special::Parse, &marks);
+    let (ids, counts) = tokenizer.encode_prompt_of(text, &[], &marks);
     assert_eq!(ids, tokenizer.encode_prompt(text, Special::Parse));
     assert_eq!(counts.len(), marks.len());
     assert!(counts.is_sorted() && counts.last().is_none_or(|&last| last <= ids.len()));

@@ -1,6 +1,6 @@
 //! A conversation as all chat interfaces come to it, and the prompt that it makes.
 
-use motet_text::{Conversation, ReasoningSplit, Special};
+use motet_text::{Conversation, ReasoningSplit};
 use serde_json::{Map, Value};
 
 use crate::app::App;
@@ -56,8 +56,7 @@ impl Talk {
         let rendered = model.template.render(&conversation).map_err(|error| {
             ApiError::invalid(Some(param.to_string()), error.to_string()).code("template_error")
         })?;
-        let (tokens, marks) =
-            model.tokenizer.encode_marked(&rendered.prompt, Special::Parse, &rendered.marks);
+        let (tokens, marks) = model.tokenizer.encode_prompt_of(&rendered.prompt, &[], &rendered.marks);
         let reader = if model.template.has_reasoning() {
             AnswerReader::new(ReasoningSplit::after_prompt(&rendered.prompt))
         } else {

@@ -19,6 +19,7 @@ mod pieces;
 mod pretokenize;
 mod reasoning;
 mod sentencepiece;
+mod special;
 mod stops;
 mod table;
 mod template;

@@ -1,12 +1,11 @@
 //! The tokenizer of a model: special tokens are cut out first, the rest goes to the algorithm.
 //!
 //! Built once from a model file, then shared; nothing in it changes. A control token comes out of a text only where the
-//! caller says so ([`Special::Parse`]); never by joining, whatever the text.
+//! caller says so; never by joining, whatever the text.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use motet_gguf::Metadata;
 
 use crate::TextError;
@@ -15,12 +14,14 @@ use crate::detokenizer::Detokenizer;
 use crate::ends::{is_shown, mark_ends};
 use crate::pieces::Pieces;
 use crate::sentencepiece::SentencePiece;
+use crate::special::{Names, cut};
 use crate::vocabulary::{Vocabulary, kind};
 
 /// What a special token's name in a text means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Special {
-    /// The token: the text is a rendered template. (It does not tell the template's tokens from those a user wrote.)
+    /// The token: every word of the text is the caller's own. (Of a rendered template only some are, see
+    /// [`encode_prompt_of`](Tokenizer::encode_prompt_of).)
     Parse,
     /// Just these characters: the text is somebody's words. (User-defined tokens are words, and always found.)
     AsText,
@@ -31,9 +32,9 @@ pub enum Special {
 pub struct Tokenizer {
     pieces: Pieces,
     algorithm: Algorithm,
-    /// All special tokens; user-defined ones alone.
-    parsed: Cutter,
-    always: Cutter,
+    /// Control tokens, found where a template writes them; user-defined ones, found everywhere.
+    control: Names,
+    words: Names,
     flags: Vec<u8>,
     ends: Vec<u32>,
     bos: Option<u32>,
@@ -86,8 +87,8 @@ impl Tokenizer {
         });
         Ok(Tokenizer {
             flags: flags.collect(),
-            parsed: Cutter::new(&vocabulary, &[kind::CONTROL, kind::UNKNOWN, kind::USER_DEFINED])?,
-            always: Cutter::new(&vocabulary, &[kind::USER_DEFINED])?,
+            control: Names::new(&vocabulary, &[kind::CONTROL, kind::UNKNOWN])?,
+            words: Names::new(&vocabulary, &[kind::USER_DEFINED])?,
             ends,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
@@ -104,7 +105,7 @@ impl Tokenizer {
     /// If the text has 4 GiB or more.
     pub fn encode(&self, text: &str, special: Special) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
-        self.encode_parts(text, special, &mut ids, |_, _| {});
+        self.encode_parts(text, &all_text(text, special), &mut ids, |_, _| {});
         ids
     }
 
@@ -114,22 +115,29 @@ impl Tokenizer {
     /// # Panics
     /// If the text has 4 GiB or more.
     pub fn encode_prompt(&self, text: &str, special: Special) -> Vec<u32> {
-        self.encode_marked(text, special, &[]).0
+        self.encode_prompt_of(text, &all_text(text, special), &[]).0
     }
 
-    /// As [`encode_prompt`](Self::encode_prompt), and for each of `marks` (byte offsets in the text, ascending) how many
-    /// of the ids end at or before it.
+    /// As [`encode_prompt`](Self::encode_prompt), of a prompt that a template wrote around what came with the request:
+    /// `text` are the bytes that came, ascending and apart from each other. The name of a control token that holds one of
+    /// them is just these characters; what the template wrote by itself is the token.
     ///
+    /// Also, for each of `marks` (byte offsets in the prompt, ascending), how many of the ids end at or before it.
     /// Inside a stretch of text this counts the bytes of its tokens, so where they do not spell it out (a byte without
     /// a token, '▁' for a space) a mark may be a few tokens off; after a special token it is exact again.
     ///
     /// # Panics
     /// If the text has 4 GiB or more.
-    pub fn encode_marked(&self, text: &str, special: Special, marks: &[usize]) -> (Vec<u32>, Vec<usize>) {
-        let mut ids = Vec::with_capacity(text.len() / 3);
+    pub fn encode_prompt_of(
+        &self,
+        prompt: &str,
+        text: &[Range<usize>],
+        marks: &[usize],
+    ) -> (Vec<u32>, Vec<usize>) {
+        let mut ids = Vec::with_capacity(prompt.len() / 3);
         let mut counts = Vec::with_capacity(marks.len());
         let mut marks = marks.iter().copied().peekable();
-        self.encode_parts(text, special, &mut ids, |part, ids| {
+        self.encode_parts(prompt, text, &mut ids, |part, ids| {
             let spelled: usize = ids[part.ids.clone()].iter().map(|&id| self.piece(id).len()).sum();
             // A space that was put before the text is no part of it.
             let added = spelled.saturating_sub(part.text.len());
@@ -159,24 +167,24 @@ impl Tokenizer {
         (ids, counts)
     }
 
-    /// Appends the ids of a text; `encoded` is told of each special token and each stretch of text between them.
+    /// Appends the ids of a prompt, of which some bytes are text; `encoded` is told of each special token and each
+    /// stretch between them.
     fn encode_parts(
         &self,
-        text: &str,
-        special: Special,
+        prompt: &str,
+        text: &[Range<usize>],
         ids: &mut Vec<u32>,
         mut encoded: impl FnMut(Encoded, &[u32]),
     ) {
-        assert!(u32::try_from(text.len()).is_ok_and(|length| length < u32::MAX), "a text of 4 GiB or more");
-        let cutter = if special == Special::Parse { &self.parsed } else { &self.always };
+        assert!(u32::try_from(prompt.len()).is_ok_and(|length| length < u32::MAX), "a text of 4 GiB or more");
         let mut begins = true;
-        cutter.cut(text, |range, token| {
+        cut(&self.control, &self.words, prompt, text, |range, token| {
             let first = ids.len();
             match (token, &self.algorithm) {
                 (Some(id), _) => ids.push(id),
-                (None, Algorithm::Bpe(bpe)) => bpe.encode(&self.pieces, &text[range.clone()], ids),
+                (None, Algorithm::Bpe(bpe)) => bpe.encode(&self.pieces, &prompt[range.clone()], ids),
                 (None, Algorithm::SentencePiece(sentencepiece)) => {
-                    sentencepiece.encode(&self.pieces, &text[range.clone()], begins, ids);
+                    sentencepiece.encode(&self.pieces, &prompt[range.clone()], begins, ids);
                 }
             }
             begins = token.is_some();
@@ -247,52 +255,16 @@ impl Tokenizer {
     }
 }
 
-/// Finds special tokens in text: the leftmost, and of those that begin there the longest.
-#[derive(Debug)]
-struct Cutter {
-    names: Option<AhoCorasick>,
-    ids: Vec<u32>,
-}
-
 /// A special token, or the text between two of them, and its ids.
 struct Encoded {
     text: Range<usize>,
     ids: Range<usize>,
 }
 
-impl Cutter {
-    fn new(vocabulary: &Vocabulary<'_>, kinds: &[i32]) -> Result<Cutter, TextError> {
-        let (mut names, mut ids) = (Vec::new(), Vec::new());
-        for (id, (&token, kind)) in (0..).zip(vocabulary.tokens.iter().zip(&vocabulary.types)) {
-            if kinds.contains(kind) && !token.is_empty() {
-                names.push(token);
-                ids.push(id);
-            }
-        }
-        if ids.is_empty() {
-            return Ok(Cutter { names: None, ids });
-        }
-        let mut builder = AhoCorasick::builder();
-        builder.match_kind(MatchKind::LeftmostLongest).kind(Some(AhoCorasickKind::ContiguousNFA));
-        let names = builder.build(&names).map_err(|_| TextError::TooLarge {
-            bytes: names.iter().map(|name| name.len()).sum(),
-            tokens: names.len(),
-        })?;
-        Ok(Cutter { names: Some(names), ids })
-    }
-
-    /// Calls `part` for each special token and each stretch of text between them, in order.
-    fn cut(&self, text: &str, mut part: impl FnMut(Range<usize>, Option<u32>)) {
-        let mut start = 0;
-        for found in self.names.iter().flat_map(|names| names.find_iter(text)) {
-            if start < found.start() {
-                part(start..found.start(), None);
-            }
-            part(found.range(), Some(self.ids[found.pattern().as_usize()]));
-            start = found.end();
-        }
-        if start < text.len() {
-            part(start..text.len(), None);
-        }
+/// Which bytes of a text are just characters.
+fn all_text(text: &str, special: Special) -> Vec<Range<usize>> {
+    match special {
+        Special::Parse => Vec::new(),
+        Special::AsText => std::iter::once(0..text.len()).collect(),
     }
 }

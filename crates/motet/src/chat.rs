@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::Args;
 use motet_engine::{Engine, Event, FinishReason, Request, SubmitError};
-use motet_text::{Conversation, Special};
+use motet_text::Conversation;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
@@ -119,8 +119,7 @@ impl Chat {
     ) -> Result<String, Box<dyn Error>> {
         let conversation = Conversation { messages, tools: None, add_generation_prompt: true, kwargs: None };
         let rendered = model.template.render(&conversation)?;
-        let (prompt, marks) =
-            model.tokenizer.encode_marked(&rendered.prompt, Special::Parse, &rendered.marks);
+        let (prompt, marks) = model.tokenizer.encode_prompt_of(&rendered.prompt, &[], &rendered.marks);
         let mut request = Request::new(prompt);
         request.marks = marks;
         request.sampling = self.sampling.options();
