@@ -10,9 +10,16 @@ pub enum TextError {
     #[error(transparent)]
     Metadata(#[from] GgufError),
 
+    /// A key without which text cannot be turned into tokens.
+    #[error("the model file has no '{key}', which its tokenizer needs; convert the model again")]
+    Missing {
+        /// The key.
+        key: &'static str,
+    },
+
     /// `tokenizer.ggml.model` names an algorithm that is not implemented.
     #[error(
-        "tokenizer model '{found}' is not supported; supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
+        "tokenizer model '{found}' is not supported; supported are 'gpt2' (byte-level BPE), 'llama' (SentencePiece) and 'bert' (WordPiece)"
     )]
     UnsupportedModel {
         /// The name in the file.

@@ -25,6 +25,7 @@ mod table;
 mod template;
 mod tokenizer;
 mod vocabulary;
+mod wordpiece;
 
 pub use detokenizer::Detokenizer;
 pub use error::TextError;

@@ -43,6 +43,11 @@ impl Pieces {
         by_bytes.insert(hash_bytes(piece), id, |other| slice(bytes, ends, other) == piece);
     }
 
+    /// Bytes of the longest piece that can be found.
+    pub(crate) fn longest(&self) -> usize {
+        self.longest
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }

@@ -16,6 +16,7 @@ use crate::pieces::Pieces;
 use crate::sentencepiece::SentencePiece;
 use crate::special::{Names, cut};
 use crate::vocabulary::{Vocabulary, kind};
+use crate::wordpiece::WordPiece;
 
 /// What a special token's name in a text means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,13 +41,15 @@ pub struct Tokenizer {
     bos: Option<u32>,
     eos: Option<u32>,
     add_bos: bool,
-    add_eos: bool,
+    /// Ends every prompt.
+    last: Option<u32>,
 }
 
 #[derive(Debug)]
 enum Algorithm {
     Bpe(Box<Bpe>),
     SentencePiece(Box<SentencePiece>),
+    WordPiece(WordPiece),
 }
 
 const CONTROL: u8 = 1;
@@ -79,6 +82,10 @@ impl Tokenizer {
                 let (sentencepiece, pieces) = SentencePiece::new(&vocabulary)?;
                 (Algorithm::SentencePiece(Box::new(sentencepiece)), pieces, true)
             }
+            "bert" => {
+                let (wordpiece, pieces) = WordPiece::new(&vocabulary)?;
+                (Algorithm::WordPiece(wordpiece), pieces, true)
+            }
             found => return Err(TextError::UnsupportedModel { found: found.to_owned() }),
         };
         let flags = vocabulary.tokens.iter().zip(&vocabulary.types).map(|(token, &kind)| {
@@ -93,7 +100,12 @@ impl Tokenizer {
             bos: vocabulary.bos,
             eos: vocabulary.eos,
             add_bos: vocabulary.add_bos.unwrap_or(adds_bos),
-            add_eos: vocabulary.add_eos.unwrap_or(false),
+            last: match algorithm {
+                Algorithm::WordPiece(_) => {
+                    vocabulary.separator.filter(|_| vocabulary.add_sep.unwrap_or(true))
+                }
+                _ => vocabulary.eos.filter(|_| vocabulary.add_eos.unwrap_or(false)),
+            },
             pieces,
             algorithm,
         })
@@ -161,8 +173,8 @@ impl Tokenizer {
             ids.insert(0, bos);
             counts.iter_mut().for_each(|count| *count += 1);
         }
-        if let Some(eos) = self.eos.filter(|eos| self.add_eos && ids.last() != Some(eos)) {
-            ids.push(eos);
+        if let Some(last) = self.last.filter(|last| ids.last() != Some(last)) {
+            ids.push(last);
         }
         (ids, counts)
     }
@@ -186,6 +198,9 @@ impl Tokenizer {
                 (None, Algorithm::SentencePiece(sentencepiece)) => {
                     sentencepiece.encode(&self.pieces, &prompt[range.clone()], begins, ids);
                 }
+                (None, Algorithm::WordPiece(wordpiece)) => {
+                    wordpiece.encode(&self.pieces, &prompt[range.clone()], ids);
+                }
             }
             begins = token.is_some();
             encoded(Encoded { text: range, ids: first..ids.len() }, ids);
@@ -199,8 +214,11 @@ impl Tokenizer {
             bytes.extend_from_slice(self.piece(id));
         }
         // The space that `encode` put before the text.
-        let added =
-            matches!(&self.algorithm, Algorithm::SentencePiece(sentencepiece) if sentencepiece.space_prefix);
+        let added = match &self.algorithm {
+            Algorithm::SentencePiece(sentencepiece) => sentencepiece.space_prefix,
+            Algorithm::WordPiece(_) => true,
+            Algorithm::Bpe(_) => false,
+        };
         let bytes = bytes.strip_prefix(b" ").filter(|_| added).unwrap_or(&bytes);
         String::from_utf8_lossy(bytes).into_owned()
     }

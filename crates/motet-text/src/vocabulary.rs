@@ -7,7 +7,7 @@ use crate::TextError;
 /// What a GGUF header says of the tokenizer (keys `tokenizer.ggml.*`), unchecked and borrowed.
 #[derive(Debug, Clone, Default)]
 pub struct Vocabulary<'a> {
-    /// `model`: the algorithm, "gpt2" (byte-level BPE) or "llama" (SentencePiece).
+    /// `model`: the algorithm, "gpt2" (byte-level BPE), "llama" (SentencePiece) or "bert" (WordPiece).
     pub model: &'a str,
     /// `pre`: how BPE cuts text into words.
     pub pre: Option<&'a str>,
@@ -29,12 +29,22 @@ pub struct Vocabulary<'a> {
     pub eom: Option<u32>,
     /// `unknown_token_id`.
     pub unknown: Option<u32>,
+    /// `cls_token_id`, WordPiece only: begins a text where there is no bos; absent: 101, as BERT numbers it.
+    pub cls: Option<u32>,
+    /// `seperator_token_id` (so spelt): ends a text in WordPiece; absent: 102.
+    pub separator: Option<u32>,
     /// `add_bos_token`; absent: what is usual for the algorithm.
     pub add_bos: Option<bool>,
     /// `add_eos_token`; absent: no.
     pub add_eos: Option<bool>,
     /// `add_space_prefix`, SentencePiece only; absent: yes.
     pub add_space_prefix: Option<bool>,
+    /// `add_sep_token`, WordPiece only; absent: yes.
+    pub add_sep: Option<bool>,
+    /// `normalizer.lowercase`, WordPiece only: text is put into lower case first; absent: yes.
+    pub lower_case: Option<bool>,
+    /// `normalizer.strip_accents`, WordPiece only; absent: as `lower_case`.
+    pub strip_accents: Option<bool>,
 }
 
 /// Token types of GGUF.
@@ -69,9 +79,14 @@ impl<'a> Vocabulary<'a> {
             eot: id("tokenizer.ggml.eot_token_id")?,
             eom: id("tokenizer.ggml.eom_token_id")?,
             unknown: id("tokenizer.ggml.unknown_token_id")?,
+            cls: id("tokenizer.ggml.cls_token_id")?,
+            separator: id("tokenizer.ggml.seperator_token_id")?,
             add_bos: flag("tokenizer.ggml.add_bos_token")?,
             add_eos: flag("tokenizer.ggml.add_eos_token")?,
             add_space_prefix: flag("tokenizer.ggml.add_space_prefix")?,
+            add_sep: flag("tokenizer.ggml.add_sep_token")?,
+            lower_case: flag("tokenizer.ggml.normalizer.lowercase")?,
+            strip_accents: flag("tokenizer.ggml.normalizer.strip_accents")?,
         })
     }
 
@@ -87,6 +102,11 @@ impl<'a> Vocabulary<'a> {
             self.unknown.get_or_insert(0);
             self.bos.get_or_insert(1);
             self.eos.get_or_insert(2);
+        }
+        if self.model == "bert" && tokens > 102 {
+            self.unknown.get_or_insert(100);
+            self.bos = self.bos.or(self.cls).or(Some(101));
+            self.separator.get_or_insert(102);
         }
         if self.types.is_empty() {
             self.types = vec![kind::NORMAL; tokens];
@@ -105,6 +125,7 @@ impl<'a> Vocabulary<'a> {
             ("eot_token_id", self.eot),
             ("eom_token_id", self.eom),
             ("unknown_token_id", self.unknown),
+            ("seperator_token_id", self.separator),
         ];
         for (what, id) in ids {
             if let Some(id) = id.filter(|&id| id as usize >= tokens) {

@@ -288,8 +288,9 @@ fn sentencepiece_joins_by_definition() {
 fn what_is_wrong_is_said() {
     let refused = |vocabulary| Tokenizer::new(vocabulary).unwrap_err().to_string();
     assert_eq!(
-        refused(Vocabulary { model: "bert", ..small() }),
-        "tokenizer model 'bert' is not supported; supported are 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
+        refused(Vocabulary { model: "rwkv", ..small() }),
+        "tokenizer model 'rwkv' is not supported; supported are 'gpt2' (byte-level BPE), 'llama' (SentencePiece) and \
+         'bert' (WordPiece)"
     );
     assert!(
         refused(Vocabulary { pre: Some("viking"), ..small() })

