@@ -52,7 +52,7 @@ mod stream;
 mod watchdog;
 
 pub use agreement::FallenOut;
-pub use constraint::{Advance, Constraint, ConstraintMaker};
+pub use constraint::{Advance, Broken, Constraint, ConstraintMaker};
 pub use drafts::{Drafts, DraftsError, MAX_DRAFTS, UnknownDrafts};
 pub use engine::{Driver, Engine, Health, Turn};
 pub use metrics::{Histogram, MetricsSnapshot};

@@ -320,12 +320,18 @@ impl Scheduler {
             if !self.landed(slot) {
                 continue;
             }
+            if self.fail_if_broken(slot, metrics) {
+                continue;
+            }
             let fault = work.faults.iter().find(|fault| fault.segment as usize == i);
             let sound = fault.map_or(segment.rows.len(), |fault| (fault.row - segment.rows.start) as usize);
             let (rows, end) = self.publish(segment, mine, sound, work, now, metrics);
             if rows > sound {
                 let position = segment.first_position as usize + sound;
                 self.fail(slot, StreamError::NonFinite { position }, metrics);
+                continue;
+            }
+            if self.fail_if_broken(slot, metrics) {
                 continue;
             }
             let changes = self.changes.len();
@@ -398,7 +404,9 @@ impl Scheduler {
                     }
                     _ => {
                         let end = session.take(token, top);
-                        if end.is_some() || tokens.get(row + 1) != Some(&answer.token) {
+                        let goes_on =
+                            tokens.get(row + 1) == Some(&answer.token) && session.void != Some(row + 1);
+                        if end.is_some() || !goes_on {
                             break 'rows (row + 1, end);
                         }
                     }

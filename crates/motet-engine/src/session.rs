@@ -4,7 +4,7 @@
 //! into the line at any time and be read again, and nobody can tell but by the clock.
 
 use crate::appetite::Chances;
-use crate::constraint::{Advance, Constraint};
+use crate::constraint::{Advance, Broken, Constraint};
 use crate::drafts::Source;
 use crate::prefix::Table;
 use crate::queue::Waiting;
@@ -82,6 +82,10 @@ pub(crate) struct Session {
     pub(crate) sampler: Sampler,
     cut: Option<Box<dyn Cut>>,
     constraint: Option<Box<dyn Constraint>>,
+    /// Why its answer can't keep to its form any longer.
+    pub(crate) broken: Option<Broken>,
+    /// The first row of its segment in flight that doesn't count, since nobody knows what may come there.
+    pub(crate) void: Option<usize>,
     /// Tokens chosen so far, an end token included.
     pub(crate) generated: usize,
     /// Prompt tokens whose score was published, the first (which has none) included.
@@ -174,6 +178,8 @@ impl Session {
                 sender,
                 cut: request.cut.as_ref().map(|make| make()),
                 constraint: request.constraint.as_ref().map(|make| make()),
+                broken: None,
+                void: None,
                 generated: 0,
                 scored: if choice == 0 { 1 } else { prompt },
                 forks: Vec::new(),
@@ -255,6 +261,7 @@ impl Session {
         let task = self.task.clone();
         let end = self.sent + rows;
         let scores = self.scores();
+        self.void = None;
         let told = if task.digests { self.sent..end.min(self.tokens.len() - 1) } else { scores.clone() };
         for position in self.sent.max(told.start)..end.min(told.end) {
             let logprob = scores.contains(&position);
@@ -275,10 +282,11 @@ impl Session {
                     if row > last {
                         constraint.advance(self.drafts[row - last - 1]);
                     }
-                    let from = batch.allowed.len();
-                    batch.allowed.resize(from + vocab.div_ceil(64), 0);
-                    constraint.mask(&mut batch.allowed[from..]);
-                    sampling.allowed = from as u32..batch.allowed.len() as u32;
+                    match allow(&mut **constraint, vocab, batch) {
+                        Ok(allowed) => sampling.allowed = allowed,
+                        Err(broken) if row == last => self.broken = Some(broken),
+                        Err(_) => self.void = self.void.or(Some(row - at)),
+                    }
                 }
                 batch.asks.push(Ask {
                     row: row as u32,
@@ -326,6 +334,10 @@ impl Session {
             return Some(FinishReason::EndToken(id));
         }
         let form = self.constraint.as_mut().map(|constraint| constraint.advance(id));
+        if form == Some(Advance::Refused) {
+            self.broken = Some(Broken { what: "the token that was chosen may not stand there".to_owned() });
+            return Some(FinishReason::Cut);
+        }
         self.decodes = true;
         self.tokens.push(id);
         self.sampler.learn(id);
@@ -333,7 +345,7 @@ impl Session {
         if self.cut.as_mut().is_some_and(|cut| cut.push(id)) {
             return Some(FinishReason::Cut);
         }
-        if form.is_some_and(|form| form != Advance::GoesOn) {
+        if form == Some(Advance::Ends) {
             return Some(FinishReason::Cut);
         }
         (self.generated == self.task.answer).then_some(FinishReason::Length)
@@ -348,6 +360,20 @@ impl Session {
             accepted: self.accepted,
         }
     }
+}
+
+/// Writes down which tokens may come next, unless all may; says where.
+fn allow(constraint: &mut dyn Constraint, vocab: usize, batch: &mut Batch) -> Result<Range<u32>, Broken> {
+    if constraint.asleep() {
+        return Ok(0..0);
+    }
+    let from = batch.allowed.len();
+    batch.allowed.resize(from + vocab.div_ceil(64), 0);
+    let made = constraint.mask(&mut batch.allowed[from..]);
+    if made.is_err() {
+        batch.allowed.truncate(from);
+    }
+    made.map(|()| from as u32..batch.allowed.len() as u32)
 }
 
 /// What the state at a page border is good for.

@@ -109,6 +109,9 @@ pub enum StreamError {
     /// The workspace could not grow to what the request needs.
     #[error("no memory for this request: {0}")]
     Memory(String),
+    /// The answer can't keep to the form that was asked for.
+    #[error("the answer can't keep to its form: {0}")]
+    Form(String),
     /// A step did not end for so long that the engine was given up.
     #[error("a step has not ended within {0:?}; the engine has stopped")]
     Stalled(Duration),

@@ -286,6 +286,7 @@ fn failure(error: &StreamError) -> ApiError {
         StreamError::EngineClosed => ApiError::unavailable("engine_closed", sentence(error), 5),
         StreamError::NonFinite { .. } => ApiError::failed("non_finite", sentence(error)),
         StreamError::DeviceFailed(_) => ApiError::failed("device_failed", sentence(error)),
+        StreamError::Form(_) => ApiError::failed("form_failed", sentence(error)),
         StreamError::Memory(_) => ApiError::unavailable("out_of_memory", sentence(error), 5),
         StreamError::Stalled(_) => ApiError::unavailable("engine_stalled", sentence(error), 5),
     }

@@ -25,6 +25,7 @@ mod table;
 mod template;
 mod tokenizer;
 mod vocabulary;
+mod watch;
 mod wordpiece;
 
 pub use detokenizer::Detokenizer;
@@ -36,3 +37,4 @@ pub use stops::{Stops, UntilStop};
 pub use template::{ChatTemplate, Conversation, Rendered};
 pub use tokenizer::{Special, Tokenizer};
 pub use vocabulary::Vocabulary;
+pub use watch::{Place, Watch};

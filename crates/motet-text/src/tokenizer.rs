@@ -117,7 +117,17 @@ impl Tokenizer {
     /// If the text has 4 GiB or more.
     pub fn encode(&self, text: &str, special: Special) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
-        self.encode_parts(text, &all_text(text, special), &mut ids, |_, _| {});
+        self.encode_parts(text, &all_text(text, special), true, &mut ids, |_, _| {});
+        ids
+    }
+
+    /// The ids of a text that goes on where another one ended: somebody's words, and no space is put before them.
+    ///
+    /// # Panics
+    /// If the text has 4 GiB or more.
+    pub fn encode_onwards(&self, text: &str) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        self.encode_parts(text, &all_text(text, Special::AsText), false, &mut ids, |_, _| {});
         ids
     }
 
@@ -149,7 +159,7 @@ impl Tokenizer {
         let mut ids = Vec::with_capacity(prompt.len() / 3);
         let mut counts = Vec::with_capacity(marks.len());
         let mut marks = marks.iter().copied().peekable();
-        self.encode_parts(prompt, text, &mut ids, |part, ids| {
+        self.encode_parts(prompt, text, true, &mut ids, |part, ids| {
             let spelled: usize = ids[part.ids.clone()].iter().map(|&id| self.piece(id).len()).sum();
             // A space that was put before the text is no part of it.
             let added = spelled.saturating_sub(part.text.len());
@@ -179,17 +189,17 @@ impl Tokenizer {
         (ids, counts)
     }
 
-    /// Appends the ids of a prompt, of which some bytes are text; `encoded` is told of each special token and each
-    /// stretch between them.
+    /// Appends the ids of a prompt, which `begins` one or goes on, and of which some bytes are text; `encoded` is told of
+    /// each special token and each stretch between them.
     fn encode_parts(
         &self,
         prompt: &str,
         text: &[Range<usize>],
+        mut begins: bool,
         ids: &mut Vec<u32>,
         mut encoded: impl FnMut(Encoded, &[u32]),
     ) {
         assert!(u32::try_from(prompt.len()).is_ok_and(|length| length < u32::MAX), "a text of 4 GiB or more");
-        let mut begins = true;
         cut(&self.control, &self.words, prompt, text, |range, token| {
             let first = ids.len();
             match (token, &self.algorithm) {

@@ -11,7 +11,7 @@ use motet_cpu::{CpuDevice, CpuOptions, Isa};
 use motet_engine::clock::RealClock;
 
 use motet_engine::{
-    Advance, Constraint, Drafts, Engine, Event, Machine, MetricsSnapshot, Options, Plan, Request,
+    Advance, Broken, Constraint, Drafts, Engine, Event, Machine, MetricsSnapshot, Options, Plan, Request,
     SamplingOptions, Turn,
 };
 use motet_gguf::{Format, ModelFile};
@@ -75,10 +75,11 @@ impl Number {
 }
 
 impl Constraint for Number {
-    fn mask(&mut self, allowed: &mut [u64]) {
+    fn mask(&mut self, allowed: &mut [u64]) -> Result<(), Broken> {
         for token in (0..Self::ENDS.end).filter(|&token| self.may(token)) {
             allowed[token as usize / 64] |= 1 << (token % 64);
         }
+        Ok(())
     }
 
     fn advance(&mut self, token: u32) -> Advance {

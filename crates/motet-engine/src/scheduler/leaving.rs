@@ -54,6 +54,16 @@ impl Scheduler {
         self.leave(slot, Leaving::Gone);
     }
 
+    /// Ends the answer if it can't keep to its form any longer.
+    pub(super) fn fail_if_broken(&mut self, slot: Slot, metrics: &mut MetricsSnapshot) -> bool {
+        let broken = self.session_mut(slot).broken.take();
+        let fails = broken.is_some();
+        if let Some(broken) = broken {
+            self.fail(slot, StreamError::Form(broken.what), metrics);
+        }
+        fails
+    }
+
     /// The step failed. The state of its sessions is undefined, so they end with the error; what the batch saved is
     /// lost; a session that was to begin in it without a row steps back and begins again.
     pub(crate) fn step_failed(&mut self, work: &InFlight, error: &str, metrics: &mut MetricsSnapshot) {

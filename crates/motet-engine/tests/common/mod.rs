@@ -4,7 +4,7 @@
 use motet_engine::clock::{Clock, SimClock};
 use motet_engine::scripted::{Control, Pace, Script, Scripted, Sketch, Solo};
 use motet_engine::{
-    Advance, Constraint, Driver, Engine, Event, FinishReason, Machine, Options, Plan, Request,
+    Advance, Broken, Constraint, Driver, Engine, Event, FinishReason, Machine, Options, Plan, Request,
     SamplingOptions, Stream, Turn,
 };
 use motet_model::Stages;
@@ -171,7 +171,7 @@ pub fn expected(sketch: Sketch, script: &Script, context: usize, request: &Reque
         };
         let mut allowed = vec![0; if form.is_some() { sketch.vocab.div_ceil(64) } else { 0 }];
         if let Some(form) = &mut form {
-            form.mask(&mut allowed);
+            form.mask(&mut allowed).expect("it never breaks");
         }
         let token = solo.next_allowed(&sampling, &list, &o.logit_bias, &allowed);
         out.generated += 1;
@@ -211,11 +211,12 @@ pub struct NoEcho {
 }
 
 impl Constraint for NoEcho {
-    fn mask(&mut self, allowed: &mut [u64]) {
+    fn mask(&mut self, allowed: &mut [u64]) -> Result<(), Broken> {
         let last = &self.said[self.said.len().saturating_sub(2)..];
         for token in (1..self.vocab as u32).filter(|token| !last.contains(token)) {
             allowed[token as usize / 64] |= 1 << (token % 64);
         }
+        Ok(())
     }
 
     fn advance(&mut self, token: u32) -> Advance {
