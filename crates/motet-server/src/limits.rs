@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use motet_engine::{Advance, Constraint, ConstraintMaker, MAX_DRAFTS};
+use motet_engine::{Advance, Broken, Constraint, ConstraintMaker, MAX_DRAFTS};
 
 /// Texts that a request may forbid.
 pub(crate) const MAX_BAD_WORDS: usize = 256;
@@ -78,10 +78,11 @@ struct Limited {
 }
 
 impl Constraint for Limited {
-    fn mask(&mut self, allowed: &mut [u64]) {
+    fn mask(&mut self, allowed: &mut [u64]) -> Result<(), Broken> {
         let rules = &*self.rules;
         match &mut self.inside {
-            Some(inside) => inside.mask(allowed),
+            Some(inside) if inside.asleep() => allowed.copy_from_slice(&rules.may),
+            Some(inside) => inside.mask(allowed)?,
             None => allowed.copy_from_slice(&rules.may),
         }
         self.unlimited.copy_from_slice(allowed);
@@ -100,6 +101,7 @@ impl Constraint for Limited {
         if allowed.iter().all(|&word| word == 0) {
             allowed.copy_from_slice(&self.unlimited);
         }
+        Ok(())
     }
 
     fn advance(&mut self, token: u32) -> Advance {
@@ -148,7 +150,7 @@ mod tests {
     /// The tokens that may come next.
     fn next(constraint: &mut dyn Constraint) -> Vec<u32> {
         let mut words = vec![0; VOCAB.div_ceil(64)];
-        constraint.mask(&mut words);
+        constraint.mask(&mut words).unwrap();
         (0..VOCAB as u32 + 62).filter(|&token| words[token as usize / 64] >> (token % 64) & 1 == 1).collect()
     }
 
